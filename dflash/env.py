@@ -1,0 +1,59 @@
+"""The only reader of environment variables.
+
+DFLASH_CACHE        folder for downloads and converted weights
+DFLASH_BLOCK_SIZE   block size (anchor included) or "auto", below the command line in precedence
+CI                  plain output, no progress animation
+NO_COLOR            no colours
+HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE   never reach out to the hub
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from dflash.errors import ConfigError
+
+_OFF = {"", "0", "false", "no", "off"}
+
+
+def flag(name: str) -> bool:
+    """Whether ``name`` is set to anything but 0, false, no, off."""
+    return os.environ.get(name, "").strip().lower() not in _OFF
+
+
+def cache_dir() -> Path:
+    """Where downloads and converted weights are kept (not created here)."""
+    given = os.environ.get("DFLASH_CACHE")
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dflash"
+
+
+def block_size() -> int | Literal["auto"] | None:
+    """DFLASH_BLOCK_SIZE, or None when unset. Raises ConfigError for what is not a block size."""
+    text = os.environ.get("DFLASH_BLOCK_SIZE", "").strip()
+    if not text:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"DFLASH_BLOCK_SIZE must be 1 or more, or 'auto'; it is {text!r}")
+    return int(text)
+
+
+def in_ci() -> bool:
+    """Whether a continuous-integration run is reading the output."""
+    return flag("CI")
+
+
+def no_color() -> bool:
+    """Whether colours are unwanted (https://no-color.org: set to anything but empty)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def offline() -> bool:
+    """Whether reaching out to a model hub is forbidden."""
+    return flag("HF_HUB_OFFLINE") or flag("TRANSFORMERS_OFFLINE")
