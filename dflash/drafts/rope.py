@@ -1,0 +1,56 @@
+"""Rotary settings from every spelling in use, to one: a dict per layer type.
+
+Spellings: transformers 4 (``rope_theta`` + ``rope_scaling`` at top level), transformers 5
+(``rope_parameters``), and either of them nested per layer type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dflash.errors import CheckpointError
+
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def read_rope(config: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """``{layer type: {"rope_type", "rope_theta", "partial_rotary_factor", ...}}``.
+
+    One entry for each type in ``layer_types``. Sections for several position axes are dropped: a
+    draft uses the text axis alone. Raises CheckpointError if the base frequency is nowhere (it is
+    never guessed: a wrong one only shows at long context) or the scaling is unknown.
+    """
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"rope_parameters must be a dict, got {given!r}")
+    nested = {name: given[name] for name in _LAYER_TYPES if isinstance(given.get(name), Mapping)}
+    return {
+        name: _one(config, nested.get(name, {}) if nested else given, name)
+        for name in dict.fromkeys(layer_types)
+    }
+
+
+def _one(config: Mapping[str, Any], given: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
+    rope = {k: v for k, v in given.items() if k != "type" and not k.startswith("mrope")}
+    rope["rope_type"] = given.get("rope_type") or given.get("type") or "default"
+    if rope["rope_type"] == "mrope":
+        rope["rope_type"] = "default"
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if rope.get(key) is None and config.get(key) is not None:
+            rope[key] = config[key]
+    if rope.get("rope_theta") is None:
+        raise CheckpointError(
+            f"the draft's config.json has no rope_theta for its {layer_type} layers; it cannot be "
+            "guessed. Add rope_theta (the value the draft was trained with, usually the target's)"
+        )
+    rope["rope_theta"] = float(rope["rope_theta"])
+    rope["partial_rotary_factor"] = float(rope.get("partial_rotary_factor") or 1.0)
+    if rope["rope_type"] not in ROPE_TYPES:
+        raise CheckpointError(
+            f"rope_type {rope['rope_type']!r} is not supported; known: {', '.join(ROPE_TYPES)}"
+        )
+    if rope["rope_type"] != "default" and rope.get("factor") is None:
+        raise CheckpointError(f"rope_type {rope['rope_type']!r} needs a factor in rope_parameters")
+    return rope
