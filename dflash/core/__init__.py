@@ -1,0 +1,1 @@
+"""The method, without arrays: types, the seam, the one decode loop, rules, stats, text."""

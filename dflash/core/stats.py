@@ -1,0 +1,120 @@
+"""Steps added up. Counts first; every rate says what it divides by.
+
+The prefill is apart: its token is not a round, and its time is in no rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dflash.core.types import Step
+
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What one generation did."""
+
+    prompt_tokens: int
+    completion_tokens: int  # the one of the prefill included
+    rounds: int  # passes of the target after the prefill
+    drafted: int  # tokens proposed and judged
+    accepted: int  # of those, kept; the target's own tokens are not in it
+    mean_committed: float  # tokens committed in rounds / rounds; 0.0 without a round
+    acceptance_rate: float  # accepted / drafted; 0.0 when nothing was drafted
+    acceptance_by_position: tuple[float, ...]  # [i]: kept at draft i+1 / rounds that judged it
+    histogram: tuple[int, ...]  # [a]: rounds that kept a drafts; plain rounds are at 0
+    draft_seconds: float | None  # None = the backend cannot tell
+    verify_seconds: float | None
+    time_to_first_token: float  # seconds; the prompt and the first token
+    tokens_per_second: float  # tokens committed in rounds / seconds of rounds; 0.0 without one
+    block_size: int | None  # anchor included; None = chosen each round
+    backend: str
+    clamped_from: int | None  # the block size asked for, when the draft's own is smaller
+    policy: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists, by field name."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+
+class Recorder:
+    """Adds up the steps of one generation."""
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        *,
+        backend: str = "",
+        policy: str = "",
+        block_size: int | None = None,
+        clamped_from: int | None = None,
+    ) -> None:
+        """The arguments are copied into the stats as they are."""
+        self._prompt, self._backend, self._policy = prompt_tokens, backend, policy
+        self._block, self._clamped = block_size, clamped_from
+        self._prefilling, self._first, self._first_ns = True, 0, 0
+        self._rounds = self._committed = self._drafted = self._accepted = self._ns = 0
+        self._phases: tuple[int, int] | None = (0, 0)
+        self._judged: list[int] = []
+        self._histogram: list[int] = []
+
+    def add(self, step: Step) -> None:
+        """Count one step; the first with a verdict's token ends the prefill."""
+        if self._prefilling:  # until the target said its first token
+            self._first, self._first_ns = len(step.tokens), self._first_ns + step.ns
+            self._prefilling = not step.verdict.tokens
+            return
+        self._rounds += 1
+        self._committed += len(step.tokens)
+        self._drafted += step.verdict.drafted
+        self._accepted += step.accepted
+        self._ns += step.ns
+        self._count_depth(min(step.verdict.drafted, step.plan.depth), step.accepted)
+        draft, verify = step.verdict.ns
+        if self._phases is None or min(draft, verify) < 0:
+            self._phases = None  # one unknown round would make the sum a lie
+        else:
+            self._phases = (self._phases[0] + draft, self._phases[1] + verify)
+
+    def _count_depth(self, depth: int, accepted: int) -> None:
+        while len(self._judged) < depth:
+            self._judged.append(0)
+        while len(self._histogram) <= max(depth, accepted):
+            self._histogram.append(0)
+        for place in range(depth):
+            self._judged[place] += 1
+        self._histogram[accepted] += 1
+
+    def stats(self) -> Stats:
+        """The sums so far."""
+        kept = [sum(self._histogram[place:]) for place in range(1, len(self._judged) + 1)]
+        draft, verify = self._phases or (None, None)
+        return Stats(
+            prompt_tokens=self._prompt,
+            completion_tokens=self._first + self._committed,
+            rounds=self._rounds,
+            drafted=self._drafted,
+            accepted=self._accepted,
+            mean_committed=_ratio(self._committed, self._rounds),
+            acceptance_rate=_ratio(self._accepted, self._drafted),
+            acceptance_by_position=tuple(map(_ratio, kept, self._judged)),
+            histogram=tuple(self._histogram),
+            draft_seconds=None if draft is None else draft / _NS,
+            verify_seconds=None if verify is None else verify / _NS,
+            time_to_first_token=self._first_ns / _NS,
+            tokens_per_second=_ratio(self._committed, self._ns / _NS),
+            block_size=self._block,
+            backend=self._backend,
+            clamped_from=self._clamped,
+            policy=self._policy,
+        )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

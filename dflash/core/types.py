@@ -1,0 +1,128 @@
+"""The words of speculative decoding, as data.
+
+    block_size    rows of one verify pass: 1 anchor + K drafts
+    anchor        the newest committed token; sampled by the target, not yet run through it
+    drafted       K, tokens proposed by a draft and judged by the target
+    accepted      drafts kept, the bonus not counted
+    bonus         the target's own token that ends every block
+    committed     accepted + 1
+    target/draft  the model whose distribution is kept / the one that proposes
+    round         propose, verify, commit: one pass of the loop
+
+Letters in shapes: B batch, T committed length, K drafted, L tapped layers, H hidden, V vocabulary.
+Everything here is frozen, and the core reads only the integers in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+A = TypeVar("A")  # the backend's array type; the core never looks inside
+
+Rule = Literal["match", "rejection"]
+
+
+class Finish(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"  # a stop id, or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+
+
+class Grammar(Protocol):
+    """A constraint on the output; lives on the host, one per sample (from issue 2 on)."""
+
+    def allow(self, draft: Sequence[int]) -> Any:
+        """Mask for the place after the committed tokens and ``draft``; only looks."""
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Advance by committed tokens; called by the target session alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target's token is chosen at each place; temperature 0 is argmax, lowest id on ties."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    rule: Rule = "match"
+    seed: int = 0  # key of the noise; a request without a seed gets a fresh random one
+    sample: int = 0  # which of n samples this is; part of the key
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What target and drafts both know of one generation."""
+
+    prompt: Sequence[int]
+    max_tokens: int  # already clipped to the context that is left
+    stop_ids: frozenset[int] = frozenset()
+    sampling: Sampling = field(default_factory=Sampling)
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a draft says before it draws anything. Must cost O(1)."""
+
+    most: int  # deepest proposal possible now; 0 = none
+    grade: int = 0  # confidence bucket: which survival curve applies
+    lag: int = 0  # context rows to catch up first
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The policy's answer: which draft, how many rows."""
+
+    draft: int = 0  # index into the list of drafts
+    rows: int = 0  # drafted rows beside the anchor; 0 = a plain step
+    depth: int = 0  # rows == depth: chain; rows > depth: tree
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal(Generic[A]):
+    """What a draft proposes. The core reads ``rows`` and nothing else."""
+
+    tokens: A | Sequence[int]  # [rows]; may still be on the device
+    rows: int  # upper bound, known without a wait
+    parents: A | Sequence[int] | None = None  # None = chain; -1 = the anchor
+    q: A | None = None  # [rows, m]; None = one-hot
+    ids: A | None = None  # vocabulary of q: [rows, m] or [m]; None = all of V
+    meta: Any = None  # live row count on the device, timing events
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Generic[A]):
+    """What the target says of a proposal (or of a chunk of the prompt)."""
+
+    tokens: list[int]  # len(path) + 1, the last is the target's own; [] for a prompt chunk
+    path: Sequence[int] = ()  # accepted node per depth; accepted = len(path)
+    drafted: int = 0  # rows really judged, <= proposal.rows
+    rows: int = 0  # context rows in features
+    features: A | None = None  # [rows, L*H], gathered along anchor + path
+    notes: Any = None  # per-token extras (logprobs); opaque here
+    ns: tuple[int, int] = (-1, -1)  # nanoseconds of draft, verify; -1 = unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round as the reader of the loop sees it."""
+
+    tokens: list[int]  # committed tokens, cut at a stop id and at max_tokens
+    plan: Plan
+    rows: int  # drafted rows really verified: the key of the cost curve
+    verdict: Verdict[Any]
+    ns: int  # nanoseconds of this round, the consumer's time left out
+    finish: Finish | None = None
+
+    @property
+    def accepted(self) -> int:
+        """Drafts kept in this round (the bonus not counted, the cut applied)."""
+        return min(len(self.verdict.path), len(self.tokens))
+
+
+PLAIN: Proposal[Any] = Proposal((), 0)
