@@ -1,0 +1,75 @@
+# Few verbs; CI calls only these. `make demo` and `make test` need nothing but Python 3.11 to 3.13.
+#
+#   make demo            answer a prompt with the demo pair, show drafted and accepted tokens, compare
+#   make test            the test suite (CPU, one thread, no network)
+#   make test-all        the same with the tests that need the demo target (fetched once, cached)
+#   make check           formatting, lint, types, architecture
+#   make fix             format and mend what ruff can mend
+#   make docs            regenerate the generated pages
+#   make sizes           lines per file, now and at the merge base
+#   make bench-demo      speed against transformers generate and plain decoding (minutes, quiet machine)
+#   make demo-draft      train the demo draft on this CPU (about an hour and a half)
+#   make gpu-demo-draft  the same recipe, longer, on a CUDA machine without network
+#   make parity          numeric parity with transformers' own DFlash and the reference wheel
+#
+# A verb runs in .venv, made on first use and reused. To use an interpreter of your own, with its
+# packages, as it is:  make test PYTHON=/path/to/python
+
+VENV := .venv
+TORCH := 2.13.0
+DRAFT := dflash/assets/smollm2-135m-dflash
+ARGS ?=
+
+ifdef PYTHON
+PY := $(PYTHON)
+READY :=
+else
+PY := $(VENV)/bin/python
+READY := $(VENV)/.installed
+endif
+
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test test-all check fix docs sizes bench-demo demo-draft gpu-demo-draft parity
+.DEFAULT_GOAL := test
+
+$(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
+	@bash constraints/install.sh $(VENV) $(TORCH)
+	@touch $@
+
+demo: $(READY)
+	@$(PY) -m dflash generate "How do rainbows form?" --show-drafts --compare --max-tokens 128 $(ARGS)
+
+test: $(READY)
+	$(ONE_THREAD) $(PY) -m pytest -m "not demo and not gpu and not network" $(ARGS)
+
+test-all: $(READY)
+	$(ONE_THREAD) $(PY) -m pytest -m "not gpu" $(ARGS)
+
+check: $(READY)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(ONE_THREAD) $(PY) -m pytest -q tests/test_architecture.py tests/test_import_cost.py
+
+fix: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+docs: $(READY)
+	$(PY) docs/gen_cli.py
+
+sizes:
+	@bash bench/sizes.sh
+
+bench-demo: $(READY)
+	$(PY) bench/demo.py $(ARGS)
+
+demo-draft: $(READY)
+	$(PY) -m dflash.train.demo --device cpu --out runs/demo-draft $(ARGS)
+
+gpu-demo-draft: $(READY)
+	$(PY) -m dflash.train.demo --device cuda --out runs/gpu-demo-draft $(ARGS)
+
+parity: $(READY)
+	$(ONE_THREAD) $(PY) -m pytest -q tests/parity $(ARGS)
