@@ -7,7 +7,7 @@ total=0 before=0
 printf '%7s %7s %7s  %s\n' now base change file
 while IFS= read -r file; do
     now=$(wc -l <"$file")
-    was=$(git show "$base:$file" 2>/dev/null | wc -l)
+    was=$( (git show "$base:$file" 2>/dev/null || true) | wc -l)
     total=$((total + now)) before=$((before + was))
     printf '%7d %7d %+7d  %s\n' "$now" "$was" $((now - was)) "$file"
 done < <(git ls-files 'dflash/*.py' | sort)
