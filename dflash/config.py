@@ -8,10 +8,11 @@ Block sizes count the anchor: ``block_size`` = 1 anchor + K drafted; ``draft_tok
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from os import PathLike, fspath
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, TypeVar
 
 from dflash.errors import ConfigError
 
@@ -96,6 +97,7 @@ class GenerateConfig:
                     None = the draft's own default
     draft_tokens    the same without the anchor; give one of the two
     ignore_eos      go on to max_tokens whatever the model says
+    reuse           resume from an earlier request that begins with the same tokens
     """
 
     max_tokens: int = 256
@@ -108,6 +110,7 @@ class GenerateConfig:
     block_size: BlockSize = None
     draft_tokens: int | None = None
     ignore_eos: bool = False
+    reuse: bool = True
 
     def __post_init__(self) -> None:
         """Normalise forms and refuse impossible values. Raises ConfigError."""
@@ -131,9 +134,53 @@ class GenerateConfig:
             )
 
     @property
-    def asked_block_size(self) -> BlockSize:
+    def block(self) -> BlockSize:
         """The block size asked for in either form; None = nothing was asked."""
         return self.block_size if self.draft_tokens is None else self.draft_tokens + 1
+
+
+class LoadOptions(TypedDict, total=False):
+    """The fields of LoadConfig that are keywords of ``dflash.load``."""
+
+    backend: str
+    device: str | None
+    dtype: Any  # a name, or a torch dtype
+    draft_dtype: Any
+    draft_sliding_window_size: int | None
+    taps: Sequence[int] | Literal["auto"] | None
+    threads: int | None
+    pack_weights: bool
+    trust_remote_code: bool
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The fields of GenerateConfig, in every form that it takes."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Any  # an int, or any list, tuple, set, array or tensor of ints
+    block_size: BlockSize
+    draft_tokens: int | None
+    ignore_eos: bool
+    reuse: bool
+
+
+C = TypeVar("C", LoadConfig, GenerateConfig)
+
+
+def from_options(kind: type[C], options: Mapping[str, Any]) -> C:
+    """A config from keywords. Raises ConfigError, also for a keyword that does not exist."""
+    known = [field.name for field in fields(kind)]
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
+            raise ConfigError(f"unknown option {name!r}.{hint}")
+    return kind(**options)
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
@@ -229,13 +276,3 @@ def _strings(value: Any) -> tuple[str, ...]:
     if any(not isinstance(text, str) or not text for text in given):
         raise ConfigError(f"stop must be non-empty strings, got {value!r}")
     return tuple(dict.fromkeys(given))
-
-
-__all__ = [
-    "BlockSize",
-    "GenerateConfig",
-    "LoadConfig",
-    "parse_block_size",
-    "parse_taps",
-    "token_ids",
-]

@@ -1,0 +1,52 @@
+"""Which block size a request gets, and the policy that plays it.
+
+Precedence: asked for (argument, then command line, then DFLASH_BLOCK_SIZE; the surfaces sort these
+out) > the draft's ``default_block_size`` > auto. The draft's native size caps all of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from dflash.config import BlockSize
+from dflash.core import policy as policies
+from dflash.core.protocols import Pair, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The answer. Block sizes count the anchor."""
+
+    policy: Policy
+    name: str  # off, fixed, adaptive
+    block_size: int | None  # None = chosen each round
+    clamped_from: int | None = None
+
+
+def choose(asked: BlockSize, pair: Pair) -> Blocks:
+    """The policy for ``asked`` on ``pair``; warns once when the draft's native size clamps it."""
+    native = pair.draft_block_size
+    if native is None:
+        return Blocks(policies.Off(), "off", 1)
+    size = pair.default_block_size if asked is None else asked
+    if size is None or size == "auto":
+        return _auto(native)
+    clamped_from = size if size > native else None
+    if clamped_from is not None:
+        warnings.warn(
+            f"block size {size} is more than this draft can do: running with its native {native}",
+            UserWarning,
+            stacklevel=2,
+        )
+    size = min(size, native)
+    if size == 1:
+        return Blocks(policies.Off(), "off", 1, clamped_from)
+    return Blocks(policies.Fixed(size), "fixed", size, clamped_from)
+
+
+def _auto(native: int) -> Blocks:
+    adaptive = getattr(policies, "Adaptive", None)
+    if adaptive is None:
+        return Blocks(policies.Fixed(native), "fixed", native)
+    return Blocks(adaptive(native), "adaptive", None)

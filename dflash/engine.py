@@ -1,0 +1,262 @@
+"""Where everything meets: open a pair, lease its sessions, run the loop, hand out text.
+
+One engine serves any number of threads: every stream has its own sessions, and the engine's lock is
+held for one round at a time, so streams take turns. What an engine does not do is put several
+requests into one forward pass.
+
+    with dflash.load("HuggingFaceTB/SmolLM2-135M-Instruct", draft="path/to/draft") as engine:
+        print(engine.generate("Why is the sky blue?", max_tokens=64).text)
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import RLock
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from dflash import blocks
+from dflash.config import NO_DRAFT, GenerateConfig, LoadConfig, from_options
+from dflash.core.decode import decode
+from dflash.core.protocols import Pair
+from dflash.core.stats import Recorder
+from dflash.core.types import Request, Sampling, Step
+from dflash.drafts.spec import read_spec
+from dflash.errors import ConfigError, EngineClosed, PromptError
+from dflash.prompt import Prompt, encode
+from dflash.reader import Reader
+from dflash.registry import BACKENDS
+from dflash.results import Chunk, Generation
+from dflash.sessions import Lease, Sessions
+
+DEMO = "demo"
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from dflash.config import GenerateOptions, LoadOptions
+
+
+def load(
+    target: str | None = None, draft: str | None = None, **options: Unpack[LoadOptions]
+) -> Engine:
+    """Open a target with its draft.
+
+    target  folder, hub id or .gguf file; left out: the demo target
+    draft   folder or hub id; "none": plain decoding; left out: the demo target brings its draft,
+            any other target decodes plainly
+    options fields of LoadConfig (backend, device, dtype, draft_sliding_window_size, ...)
+
+    Raises ConfigError, MissingBackend, CheckpointError, PairError, DownloadError, OutOfMemory. A
+    draft that was asked for and cannot be loaded is an error, never silent plain decoding.
+    """
+    target, draft = pair_names(target, draft)
+    config = from_options(LoadConfig, {"target": target, "draft": draft, **options})
+    return Engine(open_pair(config))
+
+
+def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
+    """The pair that is meant when one or both are left out, or called "demo".
+
+    Nothing given: the demo pair. A draft alone: the target that its config names. Raises
+    ConfigError when the draft does not say, DownloadError when the demo target cannot be fetched.
+    """
+    if target is None and draft not in (None, NO_DRAFT, DEMO):
+        target = _target_of(Path(draft))
+    if target is None or target == DEMO:
+        from dflash import demo
+
+        target = str(demo.demo_target())
+        draft = DEMO if draft is None else draft
+    if draft == DEMO:
+        from dflash import demo
+
+        draft = str(demo.demo_draft())
+    return target, draft
+
+
+def _target_of(draft: Path) -> str:
+    name = read_spec(draft).target_name if draft.exists() else None
+    if name is None:
+        raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")
+    from dflash.demo import HUB_ID
+
+    return DEMO if name == HUB_ID and not Path(name).exists() else name
+
+
+def open_pair(config: LoadConfig) -> Pair:
+    """The pair behind ``config``, opened by its backend."""
+    toy = config.target == "toy" or config.target.startswith("toy:")
+    name = ("toy" if toy else "torch") if config.backend == "auto" else config.backend
+    pair: Pair = BACKENDS.load(name)(config)
+    return pair
+
+
+class Engine:
+    """A loaded pair that generates text. Use as a context manager, or call ``close``."""
+
+    def __init__(self, pair: Pair) -> None:
+        """The engine owns ``pair`` from here on and closes it."""
+        self.pair = pair
+        self._sessions = Sessions(pair)
+        self._lock = RLock()  # a forgotten stream may be collected, and parked, inside a round
+        self._closed = False
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        chat_template: bool = True,
+        system: str | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """The whole answer to ``prompt``. Arguments and errors as in ``stream``."""
+        chunks = list(self.stream(prompt, chat_template=chat_template, system=system, **options))
+        last = chunks[-1]
+        assert last.finish_reason is not None and last.stats is not None, "a stream ends with these"
+        return Generation(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=tuple(i for chunk in chunks for i in chunk.token_ids),
+            finish_reason=last.finish_reason,
+            stats=last.stats,
+        )
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        chat_template: bool = True,
+        system: str | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[Chunk]:
+        """Chunks of the answer as rounds finish; the last one has finish_reason and stats.
+
+        prompt  text (one user turn of the target's chat template, or raw text with
+                ``chat_template=False``), messages with role and content, or token ids
+        system  text of a system message put first
+        options fields of GenerateConfig (max_tokens, temperature, seed, stop, block_size, ...)
+
+        The arguments are checked at the call, before the first chunk is asked for. Raises
+        ConfigError, PromptError (empty, or no room left in the context) and EngineClosed, the last
+        also in the middle of a stream whose engine is closed.
+        """
+        config = from_options(GenerateConfig, options)
+        self._check_open()
+        ids = self.encode(prompt, chat_template=chat_template, system=system)
+        request, chosen = self._request(ids, config), blocks.choose(config.block, self.pair)
+        return self._chunks(request, chosen, config)
+
+    def encode(
+        self, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
+    ) -> list[int]:
+        """Ids [T] that ``stream`` would run for ``prompt``. Raises PromptError."""
+        return encode(self.pair.tokenizer, prompt, chat_template=chat_template, system=system)
+
+    def close(self) -> None:
+        """Free sessions and weights; idempotent. Streams still running raise EngineClosed."""
+        with self._lock:
+            self._closed = True
+            self._sessions.close()
+            self.pair.close()
+
+    def __enter__(self) -> Self:
+        """The engine itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("this engine is closed: load a new one")
+
+    def _request(self, ids: list[int], config: GenerateConfig) -> Request:
+        room = self.pair.context_length - len(ids)
+        if room <= 0:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the context holds "
+                f"{self.pair.context_length}, the answer included: shorten the prompt"
+            )
+        beyond = [i for i in ids if i >= self.pair.vocab_size]
+        if beyond:
+            raise PromptError(
+                f"token id {beyond[0]} is outside the target's vocabulary of {self.pair.vocab_size}"
+            )
+        eos = frozenset() if config.ignore_eos else self.pair.eos_ids
+        return Request(
+            prompt=ids,
+            max_tokens=min(config.max_tokens, room),
+            stop_ids=eos | frozenset(config.stop_token_ids),
+            sampling=Sampling(
+                temperature=config.temperature,
+                top_k=config.top_k,
+                top_p=config.top_p,
+                seed=secrets.randbits(63) if config.seed is None else config.seed,
+            ),
+        )
+
+    def _chunks(
+        self, request: Request, chosen: blocks.Blocks, config: GenerateConfig
+    ) -> Iterator[Chunk]:
+        recorder = Recorder(
+            len(request.prompt),
+            backend=self.pair.backend,
+            policy=chosen.name,
+            block_size=chosen.block_size,
+            clamped_from=chosen.clamped_from,
+        )
+        reader = Reader(self.pair.tokenizer, config.stop)
+        with self._leased(request, fresh=not config.reuse) as lease:
+            for step in self._steps(request, lease, chosen):
+                step, chunk = reader.read(step)
+                recorder.add(step)
+                if step.finish is not None:
+                    break
+                if chunk.token_ids:  # a chunk of a long prompt brings none
+                    yield chunk
+        assert step.finish is not None, "the loop ends with a finish"
+        yield replace(chunk, finish_reason=step.finish.value, stats=recorder.stats())
+
+    @contextmanager
+    def _leased(self, request: Request, fresh: bool) -> Iterator[Lease]:
+        """Sessions for one request: parked afterwards if whole, closed if a call of them raised."""
+        with self._lock:
+            self._check_open()
+            tokens = len(request.prompt) + request.max_tokens
+            lease = self._sessions.take(request.prompt, tokens, fresh=fresh)
+        whole = False
+        try:
+            yield lease
+            whole = True
+        except GeneratorExit:  # the reader left between two rounds: nothing is half done
+            whole = True
+            raise
+        finally:
+            with self._lock:
+                self._sessions.give_back(lease, whole)
+
+    def _steps(self, request: Request, lease: Lease, chosen: blocks.Blocks) -> Iterator[Step]:
+        """The loop, each round under the engine's lock."""
+        drafts = [] if chosen.name == "off" else lease.drafts
+        rounds = decode(
+            request, lease.target, drafts, chosen.policy, time.perf_counter_ns, lease.reuse
+        )
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise EngineClosed("the engine was closed while this text was being generated")
+                step = next(rounds, None)
+            if step is None:
+                return
+            yield step

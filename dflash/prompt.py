@@ -1,0 +1,112 @@
+"""From what a person hands over to token ids.
+
+Text becomes one user turn of the target's chat template; messages go through the template as they
+are; ids pass untouched. Without a template (or with ``chat_template=False``) text is encoded as it
+stands, after the target's begin-of-text token where it has one.
+
+Everything wrong with a prompt raises PromptError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from dflash.config import token_ids
+from dflash.errors import ConfigError, PromptError
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[Message] | Sequence[int] | Any  # Any: arrays and tensors of ids
+
+
+def encode(
+    tokenizer: Any, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
+) -> list[int]:
+    """Ids [T] of ``prompt``. Raises PromptError when it is empty, or of no known form."""
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise PromptError("the prompt is empty: give some text")
+        turns = [{"role": "user", "content": prompt}]
+        text = render(tokenizer, turns, system) if chat_template else None
+        ids = tokenizer.encode(text) if text is not None else _plain(tokenizer, prompt, system)
+    elif _is_messages(prompt):
+        text = render(tokenizer, prompt, system)
+        if text is None:
+            raise PromptError(
+                "this target has no chat template, so it cannot take messages: give a text, or ids"
+            )
+        ids = tokenizer.encode(text)
+    else:
+        ids = _given_ids(prompt)
+    if not ids:
+        raise PromptError("the prompt is empty: not one token is left of it")
+    return list(ids)
+
+
+def render(tokenizer: Any, turns: Sequence[Message], system: str | None = None) -> str | None:
+    """Messages through the target's chat template, up to where the answer begins.
+
+    None = the target has no template. Raises PromptError when the template refuses the messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    messages = [dict(turn) for turn in turns]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    if not any(message["content"].strip() for message in messages):
+        raise PromptError("the prompt is empty: no message has any text")
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _plain(tokenizer: Any, text: str, system: str | None) -> list[int]:
+    if system is not None:
+        raise PromptError(
+            "a system message needs a chat template, and this prompt goes without one: "
+            "put it into the text"
+        )
+    begin = [tokenizer.bos_token_id] if _starts_with_bos(tokenizer) else []
+    return [*begin, *tokenizer.encode(text)]
+
+
+def _starts_with_bos(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "add_bos_token", False)) and (
+        getattr(tokenizer, "bos_token_id", None) is not None
+    )
+
+
+def _is_messages(prompt: Any) -> TypeGuard[Sequence[Message]]:
+    if not isinstance(prompt, Sequence) or not prompt:
+        return False
+    if not isinstance(prompt[0], Mapping):
+        return False
+    for message in prompt:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise PromptError(f"a message needs 'role' and 'content'; found {message!r}")
+        if not isinstance(message.get("content"), str):
+            raise PromptError(f"the content of a message must be text; found {message!r}")
+    return True
+
+
+def _given_ids(prompt: Any) -> Iterable[int]:
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(values, Mapping) or not isinstance(values, Iterable):
+        raise PromptError(f"a prompt is a text, messages or token ids, not {type(prompt).__name__}")
+    rows = list(values)
+    if rows and isinstance(rows[0], Sequence) and not isinstance(rows[0], str):
+        if len(rows) > 1:
+            raise PromptError(
+                f"{len(rows)} prompts at once; one sequence is generated at a time: call once for "
+                "each prompt"
+            )
+        rows = list(rows[0])
+    try:
+        return [i for row in rows for i in _one_id(row)]
+    except ConfigError as problem:
+        raise PromptError(f"the prompt's token ids are not usable: {problem}") from None
+
+
+def _one_id(value: Any) -> tuple[int, ...]:
+    ids = token_ids(value)
+    if len(ids) != 1:
+        raise ConfigError(f"expected one token id, got {value!r}")
+    return ids

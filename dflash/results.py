@@ -1,0 +1,40 @@
+"""What a generation hands back: frozen, plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from dflash.core.stats import Stats
+
+Source = Literal["draft", "target"]
+
+
+class Piece(NamedTuple):
+    """Text that one source made; a character cut between tokens belongs to the later one."""
+
+    text: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round committed. The last chunk of a stream has finish_reason and stats."""
+
+    text: str  # printable now; text that may still change is held back
+    token_ids: tuple[int, ...]
+    sources: tuple[Source, ...]  # per token: an accepted draft, or the target's own
+    pieces: tuple[Piece, ...] = ()  # the same text, split by who made it
+    finish_reason: str | None = None  # "stop" or "length"
+    stats: Stats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished text."""
+
+    text: str
+    token_ids: tuple[int, ...]  # the stop token included, as the target produced it
+    finish_reason: str
+    stats: Stats
