@@ -6,6 +6,7 @@
 #   make check           formatting, lint, types, architecture
 #   make fix             format and mend what ruff can mend
 #   make docs            regenerate the generated pages
+#   make wheel           build the wheel and see that the demo draft is in it
 #   make sizes           lines per file, now and at the merge base
 #   make bench-demo      speed against transformers generate and plain decoding (minutes, quiet machine)
 #   make demo-draft      train the demo draft on this CPU (about an hour and a half)
@@ -30,7 +31,7 @@ endif
 
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all check fix docs sizes bench-demo demo-draft gpu-demo-draft parity
+.PHONY: demo test test-all check fix docs wheel sizes bench-demo demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
@@ -58,6 +59,9 @@ fix: $(READY)
 
 docs: $(READY)
 	$(PY) docs/gen_cli.py
+
+wheel: $(READY)
+	PY="$(PY)" bash constraints/wheel.sh
 
 sizes:
 	@bash bench/sizes.sh

@@ -27,7 +27,10 @@ if [ ! -x "$venv/bin/python" ]; then
     }
 fi
 
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip() { # its warnings on index folders that lack a package are noise
+    "$venv/bin/python" -m pip --disable-pip-version-check "$@" \
+        2> >(grep -v '^WARNING: Location' >&2 || true)
+}
 
 # The default torch wheel for Linux on x86-64 brings several GB of CUDA: ask for the CPU build by
 # name, first where pip looks anyway, then at PyTorch's own CPU index.
