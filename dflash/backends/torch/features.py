@@ -1,0 +1,80 @@
+"""Tapped hidden states: the output of chosen decoder layers, and no others.
+
+``taps = (l, ...)`` names the output of decoder layer ``l``, counted from zero: Hugging Face's
+``hidden_states[l + 1]``, and before the final norm for the last layer too (where Hugging Face's
+list holds the normed state). Source: formats of published DFlash drafts, ``target_layer_ids``.
+
+Hooks exist only while a forward runs, so a model handed in by the user is never left altered, and
+they answer only the thread that asked, so sessions may share a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dflash.errors import CheckpointError, PairError
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The list of decoder layers of a causal LM. Raises CheckpointError if there is none."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise CheckpointError(
+        f"{type(model).__name__} has no list of {count} decoder layers, so its hidden states "
+        "cannot be tapped. Use it with --draft none, or another target"
+    )
+
+
+class Taps:
+    """Captures the outputs of some layers during a forward."""
+
+    def __init__(self, model: Any, layers: Sequence[int]) -> None:
+        """``layers`` are output-of-layer ids. Raises PairError if one is outside the target."""
+        stack = decoder_layers(model) if layers else nn.ModuleList()
+        for layer in layers:
+            if not 0 <= layer < len(stack):
+                raise PairError(
+                    f"the draft taps layer {layer}, but the target has layers 0 to "
+                    f"{len(stack) - 1}. This draft was made for another target"
+                )
+        self.layers = tuple(layers)
+        self._modules = {layer: stack[layer] for layer in self.layers}
+        self._states: dict[int, Tensor] = {}
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Keep the tapped outputs of the forward run inside."""
+        owner = get_ident()
+
+        def hook(layer: int) -> Any:
+            def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+                if get_ident() == owner:
+                    self._states[layer] = output[0] if isinstance(output, tuple) else output
+
+            return keep
+
+        self._states.clear()
+        handles = [m.register_forward_hook(hook(i)) for i, m in self._modules.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def take(self) -> Tensor | None:
+        """``[rows, M*Ht]`` of the last forward (batch 1), taps in list order; None without taps."""
+        if not self.layers:
+            return None
+        states = [self._states[layer] for layer in self.layers]
+        self._states.clear()
+        device = states[0].device
+        return torch.cat([state[0].to(device) for state in states], dim=-1)

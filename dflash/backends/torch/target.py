@@ -1,0 +1,154 @@
+"""The torch target behind the seam: a causal LM of transformers over a preallocated cache.
+
+Bookkeeping, in tokens: ``_tokens`` is everything committed, its last entry is the anchor, and the
+cache holds exactly the tokens before it. A forward may write past that; ``commit`` and ``prefill``
+move the length back. So a rejected tail costs nothing, and the state between two calls of the loop
+is always one that ``holds`` can offer to the next request.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash.backends.torch.cache import PreallocatedCache, make_cache
+from dflash.backends.torch.features import Taps
+from dflash.backends.torch.memory import guard
+from dflash.backends.torch.sampling import Picker, make_picker, settle
+from dflash.core.types import Proposal, Request, Sampling, Verdict
+
+CHUNK = 512  # prompt rows per forward: bounds feature and activation memory
+
+
+class TorchTargetSession:
+    """State of one transformers causal LM over one growing token sequence (batch 1)."""
+
+    def __init__(
+        self, model: Any, taps: Sequence[int], capacity: int, *, chunk: int = CHUNK
+    ) -> None:
+        """``capacity`` is the most cache rows ever written; ``taps`` output-of-layer ids.
+
+        Raises PairError for a tap outside the model, CheckpointError for a model whose state
+        cannot be rolled back.
+        """
+        self._model = model
+        self._taps = Taps(model, taps)
+        self._chunk = chunk
+        self._cache: PreallocatedCache = make_cache(model.config, capacity)
+        self._forward = Forward(model)
+        self._tokens: list[int] = []
+        self._prompt = 0  # length of the prompt: output positions count from here
+        self._pick: Picker = make_picker(Sampling())
+        self._verdict: Verdict[Tensor] | None = None
+
+    def holds(self, prompt: Sequence[int], most: int) -> int:
+        """Longest common prefix of ``prompt`` and the cached tokens, at most ``most``."""
+        limit = min(most, len(prompt), self._cache.length)
+        for i in range(limit):
+            if prompt[i] != self._tokens[i]:
+                return i
+        return limit
+
+    def prefill(self, request: Request, reuse: int) -> Iterator[Verdict[Tensor]]:
+        """Run the prompt from ``reuse`` on; each verdict has the features of its chunk.
+
+        An abandoned prefill leaves the chunks already run in place.
+        """
+        prompt = list(request.prompt)
+        assert 0 <= reuse < len(prompt), "at least the last prompt token is run"
+        self._cache.rollback(reuse)
+        self._tokens, self._prompt = prompt[:reuse], len(prompt)
+        self._pick = make_picker(request.sampling)
+        for start in range(reuse, len(prompt), self._chunk):
+            rows = prompt[start : start + self._chunk]
+            last = start + len(rows) == len(prompt)
+            logits, features = self._run(rows, keep=1)
+            self._tokens += rows
+            tokens: list[int] = []
+            if last:
+                tokens, _ = settle(self._pick(logits, 0), ())
+                self._tokens += tokens
+            yield Verdict(tokens=tokens, rows=len(rows), features=features)
+
+    def verify(self, proposal: Proposal[Tensor]) -> Verdict[Tensor]:
+        """Judge anchor + proposal in one forward; waits for the device once.
+
+        Features are those of the anchor and the accepted drafts: ``[accepted + 1, M*Ht]``.
+        """
+        assert proposal.parents is None, "this target verifies chains"
+        position = len(self._tokens) - self._prompt
+        drafted = proposal.tokens
+        rows: Tensor | list[int] = [self._tokens[-1]]
+        if isinstance(drafted, Tensor):
+            anchor = torch.tensor(rows, device=self._forward.device)
+            rows = torch.cat([anchor, drafted.to(anchor)])
+        else:
+            rows = [*rows, *drafted]
+        logits, features = self._run(rows, keep=0)
+        tokens, accepted = settle(self._pick(logits, position), drafted)
+        self._verdict = Verdict(
+            tokens=tokens,
+            path=range(accepted),
+            drafted=proposal.rows,
+            rows=accepted + 1,
+            features=None if features is None else features[: accepted + 1],
+        )
+        return self._verdict
+
+    def commit(self, kept: int) -> None:
+        """Keep the first ``kept`` tokens of the last verdict, ``1 <= kept <= accepted + 1``."""
+        assert self._verdict is not None, "commit follows verify"
+        assert 1 <= kept <= len(self._verdict.tokens), f"kept {kept} is not in the verdict"
+        self._tokens += self._verdict.tokens[:kept]
+        self._verdict = None
+        self._cache.rollback(len(self._tokens) - 1)
+
+    def fork(self) -> TorchTargetSession:
+        """An independent session with the same tokens and a copy of the cache."""
+        twin = TorchTargetSession(self._model, self._taps.layers, 0, chunk=self._chunk)
+        twin._cache = self._cache.copy()
+        twin._tokens, twin._prompt, twin._pick = list(self._tokens), self._prompt, self._pick
+        return twin
+
+    def close(self) -> None:
+        """Free the cache; idempotent."""
+        self._cache = make_cache(self._model.config, 0)
+        self._tokens, self._verdict = [], None
+
+    def bytes(self) -> int:
+        """Bytes of keys and values allocated now."""
+        return self._cache.bytes()
+
+    def _run(self, rows: Sequence[int] | Tensor, keep: int) -> tuple[Tensor, Tensor | None]:
+        """One forward after the cached tokens: logits ``[n, V]`` and features ``[n, M*Ht]``."""
+        with torch.inference_mode(), guard("running the target"), self._taps.capture():
+            logits = self._forward(rows, self._cache, keep)
+        with torch.inference_mode():
+            return logits, self._taps.take()
+
+
+class Forward:
+    """How to call this model: argument names differ between transformers versions."""
+
+    def __init__(self, model: Any) -> None:
+        """Look at the signature once."""
+        names = inspect.signature(model.forward).parameters
+        self._model = model
+        self._cache = "cache" if "cache" in names else "past_key_values"
+        self._keep = "logits_to_keep" in names
+        self.device = model.get_input_embeddings().weight.device
+
+    def __call__(
+        self, rows: Sequence[int] | Tensor, cache: PreallocatedCache, keep: int
+    ) -> Tensor:
+        """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
+        ids = torch.as_tensor(rows, device=self.device)[None]
+        options: dict[str, Any] = {self._cache: cache, "use_cache": True}
+        if self._keep:
+            options["logits_to_keep"] = keep
+        logits: Tensor = self._model(input_ids=ids, **options).logits[0]
+        return logits[-keep:] if keep else logits
