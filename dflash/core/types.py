@@ -44,7 +44,7 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target's token is chosen at each place; temperature 0 is argmax, lowest id on ties."""
+    """How the target chooses a token at each place; temperature 0 is argmax, lowest id on ties."""
 
     temperature: float = 0.0
     top_k: int = 0  # 0 = off

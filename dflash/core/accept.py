@@ -1,0 +1,124 @@
+"""The rules of acceptance in reference form: numpy, one chain, no state.
+
+Letters: p [n+1, V] is the target's distribution at every place of a block, q [n, V] the one each
+drafted token was drawn from, both after temperature, top-k and top-p; d [n] are the drafted tokens.
+Every rule here leaves the target's distribution exactly as it is. Rules that do not, do not exist.
+
+Backends have their own device forms; these say what is right. The coins and the choice of the last
+token come from outside, so that tests can enumerate them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash.core.noise import gumbel
+from dflash.core.types import Sampling
+
+Floats = NDArray[np.float64]
+
+
+def distribution(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
+    """What ``sampling`` makes of ``logits`` [V]: probabilities [V], float64.
+
+    Order: temperature, top-k, softmax, then top-p over tokens whose mass before them is below it.
+    Tokens equal to the k-th best stay, so that order of ids does not matter there.
+    """
+    if sampling.temperature == 0:
+        best: Floats = np.eye(1, logits.size, int(np.argmax(logits)))[0]
+        return best
+    scaled = logits.astype(np.float64) / sampling.temperature
+    if 0 < sampling.top_k < scaled.size:
+        scaled[scaled < np.partition(scaled, -sampling.top_k)[-sampling.top_k]] = -np.inf
+    weights: Floats = np.exp(scaled - scaled.max())
+    weights /= weights.sum()
+    if sampling.top_p < 1:
+        order = np.argsort(-weights, kind="stable")
+        before = np.cumsum(weights[order]) - weights[order]
+        weights[order[1:][before[1:] >= sampling.top_p]] = 0  # the best one always stays
+        weights /= weights.sum()
+    return weights
+
+
+def choose(logits: NDArray[np.floating], sampling: Sampling, position: int) -> int:
+    """The target's own token at output ``position``, for the seed of ``sampling``."""
+    if sampling.temperature == 0:
+        return int(np.argmax(logits))  # the lowest id on ties
+    p = distribution(logits, sampling)
+    with np.errstate(divide="ignore"):
+        scores = np.log(p) + gumbel(sampling.seed, sampling.sample, position, p.size)
+    return int(np.argmax(scores))
+
+
+def match(drafted: Sequence[int], choices: Sequence[int]) -> int:
+    """Drafts kept by the match rule: those before the first that differs from ``choices`` [n+1].
+
+    Exact for any way of drafting, because what is committed are the target's own choices
+    (greedy: its argmax; else its samples). Chance to keep a draft: p(d).
+    """
+    pairs = enumerate(zip(drafted, choices, strict=False))
+    return next((place for place, (draft, own) in pairs if draft != own), len(drafted))
+
+
+def residual(p: Floats, q: Floats) -> Floats:
+    """Where a token of the target comes from once a draft is rejected: max(p - q, 0), normalised.
+
+    Where p and q are equal nothing is ever rejected but by rounding; then it is p.
+    """
+    rest: Floats = np.maximum(p - q, 0)
+    total = rest.sum()
+    return rest / total if total > 0 else p
+
+
+def rejection_bars(drafted: Sequence[int], p: Floats, q: Floats) -> Floats:
+    """Bars [n] for ``rejection``: a coin below bar i keeps draft i (Leviathan, Chen 2023)."""
+    places, tokens = np.arange(len(drafted)), list(drafted)
+    bars: Floats = np.minimum(1.0, p[places, tokens] / q[places, tokens])
+    return bars
+
+
+def rejection(
+    drafted: Sequence[int], p: Floats, q: Floats, coins: Sequence[float]
+) -> tuple[int, Floats]:
+    """Speculative rejection sampling: (accepted, distribution of the target's own token [V]).
+
+    ``coins`` [n] are uniform in [0, 1) and independent of the drafts. The first failure ends it.
+    """
+    kept = np.asarray(coins) < rejection_bars(drafted, p, q)
+    accepted = len(drafted) if kept.all() else int(np.argmin(kept))
+    if accepted == len(drafted):
+        return accepted, p[accepted]
+    return accepted, residual(p[accepted], q[accepted])
+
+
+def block_bars(drafted: Sequence[int], p: Floats, q: Floats) -> tuple[Floats, Floats]:
+    """Bars [n] for ``block`` and the running ratio P [n+1] (Sun et al. 2024, P[0] = 1)."""
+    count = len(drafted)
+    running, bars = np.ones(count + 1), np.empty(count)
+    for place, token in enumerate(drafted):
+        running[place + 1] = min(1.0, running[place] * p[place, token] / q[place, token])
+    for place in range(1, count):
+        ratio = running[place]
+        rest = np.maximum(ratio * p[place] - q[place], 0).sum()
+        whole = rest + 1 - ratio
+        bars[place - 1] = rest / whole if whole > 0 else 1.0
+    bars[count - 1 :] = running[count:]
+    return bars, running
+
+
+def block(
+    drafted: Sequence[int], p: Floats, q: Floats, coins: Sequence[float]
+) -> tuple[int, Floats]:
+    """Block verification: as ``rejection``, and never fewer accepted on average.
+
+    The last coin that succeeds decides, not the first that fails, so each coin may be used once.
+    """
+    bars, running = block_bars(drafted, p, q)
+    wins = np.flatnonzero(np.asarray(coins) < bars)
+    accepted = int(wins[-1]) + 1 if wins.size else 0
+    if accepted == len(drafted):
+        return accepted, p[accepted]
+    return accepted, residual(running[accepted] * p[accepted], q[accepted])
