@@ -11,7 +11,17 @@ from typing import Any
 
 from dflash.errors import CheckpointError
 
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+_NEEDS: dict[str, tuple[str, ...]] = {  # keys without which a scaling is undefined
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -47,10 +57,18 @@ def _one(config: Mapping[str, Any], given: Mapping[str, Any], layer_type: str) -
         )
     rope["rope_theta"] = float(rope["rope_theta"])
     rope["partial_rotary_factor"] = float(rope.get("partial_rotary_factor") or 1.0)
-    if rope["rope_type"] not in ROPE_TYPES:
-        raise CheckpointError(
-            f"rope_type {rope['rope_type']!r} is not supported; known: {', '.join(ROPE_TYPES)}"
-        )
-    if rope["rope_type"] != "default" and rope.get("factor") is None:
-        raise CheckpointError(f"rope_type {rope['rope_type']!r} needs a factor in rope_parameters")
+    _check_scaling(rope, config.get("max_position_embeddings"))
     return rope
+
+
+def _check_scaling(rope: dict[str, Any], longest: Any) -> None:
+    kind = rope["rope_type"]
+    if kind not in _NEEDS:
+        raise CheckpointError(f"rope_type {kind!r} is not supported; known: {', '.join(_NEEDS)}")
+    if "original_max_position_embeddings" in _NEEDS[kind]:
+        rope.setdefault("original_max_position_embeddings", longest)
+    missing = [key for key in _NEEDS[kind] if rope.get(key) is None]
+    if missing:
+        raise CheckpointError(
+            f"rope_type {kind!r} needs {', '.join(missing)} in the draft's rope_parameters"
+        )
