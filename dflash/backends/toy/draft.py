@@ -107,5 +107,6 @@ class ToyDraft(ScriptedDraft):
     def _fits(self, features: Any, rows: int) -> bool:
         states = []
         for token in self._history[self._held : self._held + rows]:
-            states.append(self._state := self._model.after(self._state, token))
+            self._state = self._model.after(self._state, token)
+            states.append(self._state)
         return list(features[:rows]) == states
