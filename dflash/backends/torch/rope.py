@@ -81,7 +81,8 @@ def _llama3(plain: Tensor, factor: float, rope: Mapping[str, Any]) -> Tensor:
     turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return plain * keep + plain / factor * (1 - keep)
+    blended: Tensor = plain * keep + plain / factor * (1 - keep)
+    return blended
 
 
 def _yarn(plain: Tensor, size: int, factor: float, rope: Mapping[str, Any]) -> Tensor:

@@ -1,0 +1,226 @@
+"""DraftSession over the DFlash v1 module: the draft's side of one growing token sequence.
+
+Bookkeeping: ``_tokens`` is prompt plus committed tokens; its last entry is the anchor, at position
+``s``. A context row exists for every position before it, either absorbed (keys and values in the
+layer caches) or queued (target features waiting for the next `propose`). Invariant of every
+proposal: absorbed rows == ``s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dflash.backends.torch.dflash import DFlashDraftModel, block_mask, transform_logits
+from dflash.backends.torch.draft_cache import LayerCache
+from dflash.backends.torch.sampling import Picker, make_picker
+from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Sampling, Verdict
+from dflash.errors import WeightsError
+
+CHUNK = 512  # context rows projected at a time: bounds activation memory
+QUEUE_BYTES = 64 << 20  # features that may wait; past it a commit absorbs them
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Embedding and head: the target's, unless the draft brought its own."""
+
+    embed: Tensor  # [rows, Ht] raw rows
+    head: Callable[[Tensor], Tensor]  # [n, H] -> [n, V or Vd]
+    scale: float = 1.0  # on embedding rows
+    target_ids: Tensor | None = None  # [Vd] target id of each row of a reduced head
+    mask_row: Tensor | None = None  # [Ht] stands for the mask token's row
+
+
+class DFlashSession:
+    """State of one DFlash v1 draft over one growing token sequence (batch 1)."""
+
+    def __init__(
+        self,
+        model: DFlashDraftModel,
+        tables: Tables,
+        capacity: int,  # context rows
+        *,
+        window: int | None = None,
+    ) -> None:
+        """``window`` bounds the draft's history to that many context rows; None = its own."""
+        self._model, self._tables, self._window = model, tables, window
+        spec, weight = model.spec, model.fc.weight
+        self._caches = [
+            LayerCache(spec, capacity, bound, device=weight.device, dtype=weight.dtype)
+            for bound in _bounds(model, window)
+        ]
+        self._tokens: list[int] = []
+        self._prompt = 0  # length of the prompt: output positions count from here
+        self._absorbed = 0
+        self._queue: list[Tensor] = []  # features [n, M*Ht] of positions from _absorbed on
+        self._pick: Picker = make_picker(Sampling())
+        self._finite: Tensor | None = None
+        self._rounds = 0
+
+    def holds(self, prompt: Sequence[int], most: int) -> int:
+        """Longest common prefix of ``prompt`` and the rows held, at most ``most``.
+
+        A bounded draft that no longer has half of its history at that place answers 0.
+        """
+        limit = min(most, len(prompt), self._held())
+        place = next((i for i in range(limit) if prompt[i] != self._tokens[i]), limit)
+        return place if all(_enough(cache, place) for cache in self._caches) else 0
+
+    def begin(self, request: Request, reuse: int) -> None:
+        """Start a request whose first ``reuse`` rows are held; later ones are forgotten."""
+        assert reuse <= self._held(), f"{reuse} rows asked for, {self._held()} held"
+        rows = self._queued()[: max(0, reuse - self._absorbed)]
+        self._queue = [rows] if rows.shape[0] else []
+        self._absorbed = min(self._absorbed, reuse)
+        for cache in self._caches:
+            cache.crop(self._absorbed)
+        self._tokens, self._prompt = list(request.prompt), len(request.prompt)
+        self._pick = make_picker(request.sampling)
+
+    def outlook(self) -> Outlook:
+        """A full block as soon as there is an anchor; ``lag`` is the queue's rows."""
+        ready = len(self._tokens) == self._held() + 1
+        most = self._model.spec.block_size - 1 if ready else 0
+        return Outlook(most=most, lag=self._held() - self._absorbed)
+
+    def propose(self, plan: Plan) -> Proposal[Tensor]:
+        """The likeliest token of each row (with the request's noise); does not wait."""
+        rows = min(plan.rows, self.outlook().most)
+        if rows < 1:
+            return PLAIN
+        with torch.inference_mode():
+            self._absorb()
+            start = len(self._tokens) - 1
+            assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
+            hidden = self._block(start, rows + 1)
+            logits = self._logits(hidden[0, 1:])
+            tokens = self._pick(logits, len(self._tokens) - self._prompt).clamp(min=0)
+        return Proposal(tokens=tokens, rows=rows)
+
+    def commit(self, verdict: Verdict[Tensor], rows: int) -> None:
+        """Queue the first ``rows`` feature rows and tokens of ``verdict``.
+
+        Raises WeightsError when the draft has computed NaN or infinity.
+        """
+        self._check_finite()
+        if not rows:
+            return
+        assert verdict.features is not None, "the target captures no features"
+        self._queue.append(verdict.features[:rows])
+        self._tokens += verdict.tokens[:rows]
+        if sum(part.numel() * part.element_size() for part in self._queue) > QUEUE_BYTES:
+            with torch.inference_mode():
+                self._absorb()
+
+    def fork(self) -> DFlashSession:
+        """An independent session with the same rows."""
+        twin = DFlashSession(self._model, self._tables, 0, window=self._window)
+        twin._caches = [cache.copy() for cache in self._caches]
+        twin._tokens, twin._prompt = list(self._tokens), self._prompt
+        twin._absorbed, twin._queue, twin._pick = self._absorbed, list(self._queue), self._pick
+        return twin
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+        self._caches, self._queue, self._tokens, self._absorbed = [], [], [], 0
+
+    def bytes(self) -> int:
+        """Bytes of keys and values allocated now."""
+        return sum(cache.bytes() for cache in self._caches)
+
+    def _held(self) -> int:
+        return self._absorbed + sum(part.shape[0] for part in self._queue)
+
+    def _queued(self) -> Tensor:
+        return torch.cat(self._queue) if self._queue else torch.empty(0, 0)
+
+    def _absorb(self) -> None:
+        """Queued features to keys and values, each row once."""
+        weight = self._model.fc.weight
+        for part in self._queue:
+            for features in torch.split(part, CHUNK):
+                rows = features.shape[0]
+                places = self._absorbed + torch.arange(rows, device=weight.device)
+                context = self._model.fuse(features[None].to(weight))
+                for cache, (key, value) in zip(
+                    self._caches, self._model.context_kv(context, places), strict=True
+                ):
+                    cache.append(key, value, self._absorbed)
+                self._absorbed += rows
+        self._queue = []
+
+    def _block(self, start: int, rows: int) -> Tensor:
+        """Final hidden states [1, rows, H] of the block at position ``start``."""
+        device = self._model.fc.weight.device
+        positions = start + torch.arange(rows, device=device)
+        hidden = self._model.block(
+            self._noise(rows), positions, self._caches, self._masks(start, positions)
+        )
+        self._finite = hidden.isfinite().all()
+        return hidden
+
+    def _noise(self, rows: int) -> Tensor:
+        """Embedded anchor and masks [1, rows, H]; indexed by host integers, so without a wait."""
+        embed, mask = self._tables.embed, self._model.spec.mask_token_id
+        row = embed[mask] if self._tables.mask_row is None else self._tables.mask_row
+        noise = torch.cat((embed[self._tokens[-1]][None], row.to(embed).expand(rows - 1, -1)))
+        return (noise * self._tables.scale)[None].to(self._model.fc.weight)
+
+    def _masks(self, start: int, positions: Tensor) -> list[Tensor | None]:
+        """One mask a layer; None where every row sees everything."""
+        spec, made = self._model.spec, {}
+        masks: list[Tensor | None] = []
+        for cache, kind, causal in zip(self._caches, spec.layer_types, spec.causal, strict=True):
+            window = spec.sliding_window if kind == "sliding_attention" else None
+            reach = cache.seen + positions.shape[0]
+            if not causal and (window is None or reach <= window):
+                masks.append(None)
+                continue
+            key = (causal, window, cache.seen)
+            if key not in made:
+                keys = start - cache.seen + torch.arange(reach, device=positions.device)
+                made[key] = block_mask(positions, keys, causal=causal, window=window)
+            masks.append(made[key])
+        return masks
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[rows, H] to [rows, V]; -inf outside a reduced vocabulary."""
+        logits = transform_logits(self._tables.head(hidden), self._model.spec)
+        ids = self._tables.target_ids
+        if ids is None:
+            return logits
+        full = logits.new_full((logits.shape[0], self._model.spec.vocab_size), -torch.inf)
+        return full.index_copy(1, ids, logits)
+
+    def _check_finite(self) -> None:
+        """Look at rounds 1, 2, 4, 8, ... only: the value is there since the verify, but a copy."""
+        if self._finite is None:
+            return
+        self._rounds += 1
+        finite, self._finite = self._finite, None
+        if self._rounds & (self._rounds - 1) == 0 and not bool(finite):
+            raise WeightsError(
+                "the draft computed values that are not finite, so nothing of it could be "
+                "accepted. Use bfloat16 or float32 for the draft; if it already is, its weights "
+                "are damaged or made for another target"
+            )
+
+
+def _bounds(model: DFlashDraftModel, window: int | None) -> list[int | None]:
+    """Context rows each layer can see: its own window less the query's slot, or the user's."""
+    spec = model.spec
+    own = None if spec.sliding_window is None else spec.sliding_window - 1
+    bounds = [own if kind == "sliding_attention" else None for kind in spec.layer_types]
+    if window is None:
+        return bounds
+    return [window if bound is None else min(bound, window) for bound in bounds]
+
+
+def _enough(cache: LayerCache, place: int) -> bool:
+    """Whether at least half of what a layer would see before ``place`` is still there."""
+    wanted = place if cache.bound is None else min(place, cache.bound)
+    return 2 * max(0, place - cache.first) >= wanted

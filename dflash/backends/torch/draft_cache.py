@@ -1,0 +1,90 @@
+"""Context keys and values of one draft layer: preallocated, append-only, rolled back by length.
+
+Behind the context there is room for one block. Block rows are written there for one forward and
+overwritten by the next context rows, so nothing is copied while a text grows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dflash.drafts.spec import DraftSpec
+
+
+class LayerCache:
+    """Rows of consecutive positions; with a ``bound`` only the newest that many are seen."""
+
+    def __init__(
+        self,
+        spec: DraftSpec,
+        capacity: int,  # context rows
+        bound: int | None,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Allocate ``min(capacity, bound) + block_size`` rows, unwritten."""
+        self.bound = bound
+        rows = (capacity if bound is None else min(capacity, bound)) + spec.block_size
+        shape = (2, 1, spec.num_kv_heads, rows, spec.head_dim)  # keys, values
+        self._rows = torch.empty(shape, device=device, dtype=dtype)
+        self.first = 0  # position of row 0
+        self.count = 0  # context rows held
+
+    @property
+    def end(self) -> int:
+        """Position after the last context row."""
+        return self.first + self.count
+
+    @property
+    def seen(self) -> int:
+        """Context rows a block would see."""
+        return self.count if self.bound is None else min(self.count, self.bound)
+
+    def append(self, key: Tensor, value: Tensor, position: int) -> None:
+        """Add context rows [1, nkv, n, D] from ``position`` on; a gap forgets what was before."""
+        if self.bound is not None and key.shape[2] > self.bound:
+            position += key.shape[2] - self.bound
+            key, value = (x[:, :, x.shape[2] - self.bound :] for x in (key, value))
+        if position != self.end:
+            assert self.bound is not None, "an unbounded draft cache has no gaps"
+            self.first, self.count = position, 0
+        self._write(key, value)
+        self.count += key.shape[2]
+
+    def __call__(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The context seen and these block rows behind it: a pair of [1, nkv, T + R, D] views."""
+        self._write(key, value)
+        start, stop = self.count - self.seen, self.count + key.shape[2]
+        view = self._rows[:, :, :, start:stop]
+        return view[0], view[1]
+
+    def crop(self, end: int) -> None:
+        """Forget context rows at ``end`` and after."""
+        self.count = max(0, min(end, self.end) - self.first)
+        if not self.count:
+            self.first = end
+
+    def copy(self) -> LayerCache:
+        """An independent cache with the same rows."""
+        twin = object.__new__(LayerCache)
+        twin.bound, twin.first, twin.count = self.bound, self.first, self.count
+        twin._rows = self._rows.clone()
+        return twin
+
+    def bytes(self) -> int:
+        """Bytes allocated."""
+        return self._rows.numel() * self._rows.element_size()
+
+    def _write(self, key: Tensor, value: Tensor) -> None:
+        """Put rows behind the context, moving it to the front first where there is no room."""
+        size = key.shape[2]
+        if self.count + size > self._rows.shape[3]:
+            assert self.bound is not None, "more context than the session was opened for"
+            keep = min(self.bound, self._rows.shape[3] - size)
+            start = self.count - keep
+            self._rows[:, :, :, :keep] = self._rows[:, :, :, start : self.count].clone()
+            self.first, self.count = self.first + start, keep
+        self._rows[0, :, :, self.count : self.count + size] = key
+        self._rows[1, :, :, self.count : self.count + size] = value
