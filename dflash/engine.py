@@ -31,7 +31,7 @@ from dflash.errors import ConfigError, EngineClosed, PromptError
 from dflash.prompt import Prompt, encode
 from dflash.reader import Reader
 from dflash.registry import BACKENDS
-from dflash.results import Chunk, Generation
+from dflash.results import Chunk, Generation, joined
 from dflash.sessions import Lease, Sessions
 
 DEMO = "demo"
@@ -116,14 +116,8 @@ class Engine:
         **options: Unpack[GenerateOptions],
     ) -> Generation:
         """The whole answer to ``prompt``. Arguments and errors as in ``stream``."""
-        chunks = list(self.stream(prompt, chat_template=chat_template, system=system, **options))
-        last = chunks[-1]
-        assert last.finish_reason is not None and last.stats is not None, "a stream ends with these"
-        return Generation(
-            text="".join(chunk.text for chunk in chunks),
-            token_ids=tuple(i for chunk in chunks for i in chunk.token_ids),
-            finish_reason=last.finish_reason,
-            stats=last.stats,
+        return joined(
+            list(self.stream(prompt, chat_template=chat_template, system=system, **options))
         )
 
     def stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -38,3 +39,15 @@ class Generation:
     token_ids: tuple[int, ...]  # the stop token included, as the target produced it
     finish_reason: str
     stats: Stats
+
+
+def joined(chunks: Sequence[Chunk]) -> Generation:
+    """All chunks of a finished stream as one result."""
+    last = chunks[-1]
+    assert last.finish_reason is not None and last.stats is not None, "a stream ends with these"
+    return Generation(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(i for chunk in chunks for i in chunk.token_ids),
+        finish_reason=last.finish_reason,
+        stats=last.stats,
+    )

@@ -1,0 +1,105 @@
+"""The ``dflash`` command, and the one door through which errors leave it.
+
+Exit codes: 0 done, 1 failed, 2 the user can fix it (arguments, files, a pair that does not fit),
+130 interrupted. Text goes to standard output; progress, notes, stats and errors to standard error.
+No traceback without ``--debug``.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from dflash.cli import chat, generate, inspect, pull, train
+from dflash.cli.output import emit_json, error, note, quiet_libraries
+from dflash.errors import DFlashError, DownloadError, EngineClosed, OutOfMemory
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+_NOT_THE_USERS_FAULT = (DownloadError, EngineClosed, OutOfMemory)
+
+
+class Door(TyperGroup):
+    """Runs a command; whatever it raises becomes one message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises typer.Exit for every error that is not typer's own."""
+        with warnings.catch_warnings():
+            _warnings_as_notes()
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                raise typer.Exit(INTERRUPTED) from None
+            except BrokenPipeError:  # the reader of the output left: nobody to tell
+                _forget_output()
+                raise typer.Exit(FAILED) from None
+            except Exception as problem:
+                if hasattr(problem, "exit_code") or isinstance(problem, typer.Abort):
+                    raise  # typer's own way of ending
+                raise typer.Exit(_report(problem, ctx.meta)) from None
+
+
+def _report(problem: Exception, meta: dict[str, Any]) -> int:
+    if meta.get("dflash.debug"):
+        traceback.print_exception(problem)
+    known = isinstance(problem, DFlashError)
+    text = str(problem) if known else f"{type(problem).__name__}: {problem}"
+    if not known and not meta.get("dflash.debug"):
+        text += "\nThis is a fault of ours; --debug shows where it happened."
+    error(text)
+    if meta.get("dflash.json"):
+        emit_json({"error": {"type": type(problem).__name__, "message": text}})
+    return MISUSED if known and not isinstance(problem, _NOT_THE_USERS_FAULT) else FAILED
+
+
+def _warnings_as_notes() -> None:
+    """Our own warnings become one line each; those of libraries are not the user's business."""
+    warnings.simplefilter("ignore")
+    warnings.filterwarnings("default", category=UserWarning, module=r"dflash\b")
+    warnings.showwarning = lambda message, *_args, **_more: note(str(message))
+
+
+def _forget_output() -> None:
+    """Keep the interpreter from flushing into a closed pipe on its way out."""
+    sys.stdout = None
+
+
+app = typer.Typer(
+    cls=Door,
+    name="dflash",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A local model answers faster, with unchanged output: lossless speculative decoding.",
+)
+for command in (generate.generate, chat.chat, train.train, inspect.inspect, pull.pull):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"dflash {version('dflash-engine')}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """A local model answers faster, with unchanged output: lossless speculative decoding."""
+    del version  # its callback did it
+    quiet_libraries()
+
+
+def main() -> None:
+    """Entry point of the ``dflash`` script."""
+    app()

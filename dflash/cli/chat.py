@@ -1,0 +1,145 @@
+"""``dflash chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dflash.cli import options as o
+from dflash.cli.output import TextWriter, closing_line, error, note, status
+from dflash.errors import PromptError
+from dflash.results import joined
+
+if TYPE_CHECKING:
+    from dflash.core.stats import Stats
+    from dflash.engine import Engine
+
+HELP = "/reset forgets the conversation, /stats shows figures, /exit (or Ctrl-D) leaves"
+ANSWER_ROOM = 64  # tokens kept free for an answer before old turns are dropped
+
+
+def chat(
+    model: o.Model = None,
+    draft: o.Draft = None,
+    backend: o.Backend = "auto",
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    draft_sliding_window_size: o.Window = None,
+    taps: o.Taps = None,
+    threads: o.Threads = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    max_tokens: o.MaxTokens = 512,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    system: o.System = None,
+    block_size: o.BlockSize = None,
+    draft_tokens: o.DraftTokens = None,
+    show_drafts: o.ShowDrafts = False,
+    debug: o.Debug = False,
+) -> None:
+    """Talk with the model. /reset, /stats, /exit; Ctrl-C stops an answer, Ctrl-D leaves."""
+    given = {**locals(), "no_chat_template": False}
+    settings = o.settings(given)
+    with o.open_engine(given) as engine:
+        talk = Conversation(engine, settings, show_drafts)
+        status(HELP)
+        for line in _lines():
+            if not talk.obey(line):
+                break
+
+
+def _lines() -> Any:
+    """What the user types, until the end of input; the terminal's own line editing where it is."""
+    ask = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    while True:
+        try:
+            line = input(ask) if ask else sys.stdin.readline()
+        except EOFError:
+            line = ""
+        if not line and not ask:
+            return
+        yield line.strip()
+
+
+@dataclass
+class Conversation:
+    """Turns so far. Nothing else is kept: the engine finds the shared beginning by itself."""
+
+    engine: Engine
+    settings: dict[str, Any]
+    show_drafts: bool = False
+    turns: list[dict[str, str]] = field(default_factory=list)
+    answers: list[Stats] = field(default_factory=list)
+
+    def obey(self, line: str) -> bool:
+        """Answer a line or run a /command; False = the user wants to leave."""
+        if line in ("/exit", "/quit"):
+            return False
+        if line == "/reset":
+            self.turns.clear()
+            status("forgotten")
+        elif line == "/stats":
+            self._show_stats()
+        elif line.startswith("/"):
+            note(f"no such command. {HELP}")
+        elif line:
+            self._answer(line)
+        return True
+
+    def _answer(self, line: str) -> None:
+        self.turns.append({"role": "user", "content": line})
+        try:
+            self._make_room()
+        except PromptError as problem:
+            self.turns.pop()
+            error(str(problem))
+            return
+        writer, chunks = TextWriter(self.show_drafts), []
+        try:
+            for chunk in self.engine.stream(self.turns, **self.settings):
+                writer.write(chunk)
+                chunks.append(chunk)
+        except KeyboardInterrupt:
+            writer.end()
+            note("stopped; the part above stays in the conversation")
+        writer.end()
+        self.turns.append({"role": "assistant", "content": "".join(c.text for c in chunks)})
+        if chunks and chunks[-1].stats is not None:
+            self.answers.append(joined(chunks).stats)
+            status(closing_line(self.answers[-1]))
+
+    def _make_room(self) -> None:
+        """Drop the oldest exchanges for room. Raises PromptError when one turn is too long."""
+        room = min(ANSWER_ROOM, self.settings["max_tokens"])
+        dropped = 0
+        while self._length() + room > self.engine.pair.context_length and len(self.turns) > 1:
+            del self.turns[:2]
+            dropped += 1
+        if self._length() >= self.engine.pair.context_length:
+            raise PromptError(
+                f"this message alone has {self._length()} tokens with the template, and the "
+                f"context holds {self.engine.pair.context_length}: shorten it"
+            )
+        if dropped:
+            note(f"the context is full: dropped the oldest {2 * dropped} messages")
+
+    def _length(self) -> int:
+        return len(self.engine.encode(self.turns, system=self.settings["system"]))
+
+    def _show_stats(self) -> None:
+        if not self.answers:
+            status("nothing generated yet")
+            return
+        tokens = sum(stats.completion_tokens for stats in self.answers)
+        rounds = sum(stats.rounds for stats in self.answers)
+        drafted = sum(stats.drafted for stats in self.answers)
+        accepted = sum(stats.accepted for stats in self.answers)
+        status(f"{len(self.answers)} answers · {tokens} tokens in {rounds} passes after prefill")
+        if drafted:
+            status(f"{accepted} of {drafted} drafts accepted ({100 * accepted / drafted:.0f} %)")
+        if self.turns:
+            status(f"context: {self._length()} of {self.engine.pair.context_length} tokens")

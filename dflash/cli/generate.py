@@ -1,0 +1,125 @@
+"""``dflash generate``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash.cli import options as o
+from dflash.cli.output import (
+    TextWriter,
+    as_json,
+    closing_line,
+    compared,
+    comparison_line,
+    emit_json,
+    status,
+)
+from dflash.config import NO_DRAFT
+from dflash.errors import ConfigError
+from dflash.results import joined
+
+if TYPE_CHECKING:
+    from dflash.engine import Engine
+    from dflash.results import Generation
+
+WARM_UP = 16  # tokens; the first rounds of a process pay for allocations and lazy loading
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - = standard input.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt-file", help="A file that holds the prompt.")
+    ] = None,
+    model: o.Model = None,
+    draft: o.Draft = None,
+    backend: o.Backend = "auto",
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    draft_sliding_window_size: o.Window = None,
+    taps: o.Taps = None,
+    threads: o.Threads = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    max_tokens: o.MaxTokens = 256,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    ignore_eos: o.IgnoreEos = False,
+    system: o.System = None,
+    no_chat_template: o.NoChatTemplate = False,
+    block_size: o.BlockSize = None,
+    draft_tokens: o.DraftTokens = None,
+    show_drafts: o.ShowDrafts = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Decode plainly too, and measure.", rich_help_panel=o.OUT),
+    ] = False,
+    json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Answer one prompt. Without a model: the demo pair."""
+    given = locals()
+    if compare and draft == NO_DRAFT:
+        raise ConfigError("--compare measures a draft against none: leave out --draft none")
+    if compare and seed is None:
+        given["seed"] = secrets.randbits(32)  # both arms need the same noise
+    text, settings = o.read_prompt(prompt, prompt_file), o.settings(given)
+    with o.open_engine(given) as engine:
+        job = Job(engine, text, settings)
+        if compare:
+            job.warm_up()
+        answer = job.quiet() if json else job.aloud(show_drafts)
+        plain = job.plain() if compare else None
+    _conclude(answer, plain, json)
+
+
+def _conclude(answer: Generation, plain: Generation | None, json: bool) -> None:
+    if json:
+        emit_json({**as_json(answer), **(compared(answer, plain) if plain else {})})
+        return
+    status(closing_line(answer.stats))
+    if plain:
+        status(comparison_line(answer, plain))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt with its settings, to be run in different ways."""
+
+    engine: Engine
+    prompt: str
+    settings: dict[str, Any]
+
+    def quiet(self, **changes: Any) -> Generation:
+        """The whole answer."""
+        return self.engine.generate(self.prompt, **{**self.settings, **changes})
+
+    def aloud(self, show_drafts: bool) -> Generation:
+        """The answer, printed as it comes."""
+        writer, chunks = TextWriter(show_drafts), []
+        try:
+            for chunk in self.engine.stream(self.prompt, **self.settings):
+                writer.write(chunk)
+                chunks.append(chunk)
+        finally:
+            writer.end()  # interrupted too: the text so far stays, on lines of its own
+        if show_drafts:
+            status(writer.legend())
+        return joined(chunks)
+
+    def plain(self) -> Generation:
+        """The same by plain decoding, in this process, from fresh sessions."""
+        status("decoding the same plainly ...")
+        return self.quiet(block_size=1, draft_tokens=None, reuse=False)
+
+    def warm_up(self) -> None:
+        """Both ways once, so that neither pays for first-time work."""
+        few = min(WARM_UP, self.settings["max_tokens"])
+        self.quiet(max_tokens=few, reuse=False)
+        self.quiet(max_tokens=few, reuse=False, block_size=1, draft_tokens=None)

@@ -1,0 +1,180 @@
+"""What a terminal shows: streamed text, who made it, the closing line, notes, errors, JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflash.core.stats import Stats
+    from dflash.results import Chunk, Generation
+
+DRAFT_COLOUR, PLAIN_COLOUR, BOLD, DIM, RED = "\x1b[32m", "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m"
+STAT_KEYS = (
+    "prompt_tokens",
+    "completion_tokens",
+    "rounds",
+    "drafted",
+    "accepted",
+    "mean_committed",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "draft_seconds",
+    "verify_seconds",
+    "time_to_first_token",
+    "tokens_per_second",
+    "block_size",
+    "backend",
+)
+
+
+class TextWriter:
+    """Streams chunks to standard output; with ``show_drafts`` one sees who made each part.
+
+    Accepted drafts are green. Where there is no colour (a pipe, NO_COLOR) they stand in brackets.
+    """
+
+    def __init__(self, show_drafts: bool = False) -> None:
+        """Looks at standard output once."""
+        self._show = show_drafts
+        self._colour = has_colour(sys.stdout)
+        self._last = "\n"
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # a terminal without the character
+
+    def write(self, chunk: Chunk) -> None:
+        """Print what the chunk adds, now."""
+        if self._show:
+            text = "".join(self._marked(piece.text, piece.source) for piece in chunk.pieces)
+        else:
+            text = chunk.text
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self._last = chunk.text[-1:] or self._last
+
+    def end(self) -> None:
+        """Leave the cursor at the beginning of a line."""
+        if self._last != "\n":
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        self._last = "\n"
+
+    def legend(self) -> str:
+        """How to read the colours; "" where nothing is marked."""
+        if not self._show:
+            return ""
+        return f"{self._marked('accepted drafts', 'draft')}, target"
+
+    def _marked(self, text: str, source: str) -> str:
+        if source != "draft":
+            return text
+        return f"{DRAFT_COLOUR}{text}{PLAIN_COLOUR}" if self._colour else f"⟦{text}⟧"
+
+
+def has_colour(stream: Any) -> bool:
+    """Whether ``stream`` is a terminal with colours that are wanted."""
+    from rich.console import Console  # knows NO_COLOR, FORCE_COLOR, TERM and Windows
+
+    console = Console(file=stream)
+    return console.color_system is not None and not console.no_color
+
+
+def note(text: str) -> None:
+    """One line for the person at the terminal."""
+    _say(f"note: {text}", DIM)
+
+
+def error(text: str) -> None:
+    """What went wrong."""
+    _say(f"error: {text}", RED)
+
+
+def status(text: str) -> None:
+    """Progress and figures."""
+    _say(text, DIM)
+
+
+def _say(text: str, style: str) -> None:
+    if has_colour(sys.stderr):
+        text = f"{style}{text}{PLAIN_COLOUR}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def as_json(generation: Generation) -> dict[str, Any]:
+    """The object of ``--json``. ``clamped_from`` is there only when a block size was clamped."""
+    stats = generation.stats.to_json()
+    kept = {name: stats[name] for name in STAT_KEYS}
+    if stats["clamped_from"] is not None:
+        kept["clamped_from"] = stats["clamped_from"]
+    return {
+        "text": generation.text,
+        "token_ids": list(generation.token_ids),
+        "finish_reason": generation.finish_reason,
+        "stats": kept,
+    }
+
+
+def compared(answer: Generation, plain: Generation) -> dict[str, Any]:
+    """What ``--compare`` adds to the object of ``--json``."""
+    return {
+        "plain": {
+            "token_ids": list(plain.token_ids),
+            "tokens_per_second": plain.stats.tokens_per_second,
+        },
+        "identical": answer.token_ids == plain.token_ids,
+        "speedup": speedup(answer.stats, plain.stats),
+    }
+
+
+def closing_line(stats: Stats) -> str:
+    """Tokens, speed, and what the draft was worth."""
+    parts = [_count(stats.completion_tokens, "token")]
+    if stats.rounds:
+        parts.append(f"{stats.tokens_per_second:.1f} tok/s")
+    if stats.drafted:
+        parts.append(f"{stats.mean_committed:.2f} committed per pass")
+        parts.append(f"{100 * stats.acceptance_rate:.0f} % of drafts accepted")
+        parts.append(f"block {stats.block_size if stats.block_size is not None else 'auto'}")
+    else:
+        parts.append("plain decoding")
+    parts.append(f"first token {stats.time_to_first_token:.2f} s")
+    return " · ".join(parts)
+
+
+def comparison_line(fast: Generation, plain: Generation) -> str:
+    """The measured ratio to plain decoding, and whether the ids are the same."""
+    ratio, same = speedup(fast.stats, plain.stats), fast.token_ids == plain.token_ids
+    verdict = "ids identical" if same else f"ids DIFFER from token {_first_difference(fast, plain)}"
+    speed = "too short to time" if ratio is None else f"{ratio:.2f} x plain decoding"
+    return f"{speed} ({plain.stats.tokens_per_second:.1f} tok/s) · {verdict}"
+
+
+def speedup(fast: Stats, plain: Stats) -> float | None:
+    """Ratio of decode speeds, prefill left out; None when one of them had no round."""
+    if not fast.tokens_per_second or not plain.tokens_per_second:
+        return None
+    return fast.tokens_per_second / plain.tokens_per_second
+
+
+def quiet_libraries() -> None:
+    """Only errors of the libraries underneath; their advice is for programmers."""
+    for name in ("transformers", "huggingface_hub", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _first_difference(one: Generation, other: Generation) -> int:
+    pairs = zip(one.token_ids, other.token_ids, strict=False)
+    shorter = min(len(one.token_ids), len(other.token_ids))
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), shorter)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
