@@ -67,7 +67,7 @@ sizes:
 	@bash bench/sizes.sh
 
 bench-demo: $(READY)
-	$(PY) bench/demo.py $(ARGS)
+	$(PY) -m bench.demo $(ARGS)
 
 demo-draft: $(READY)
 	$(PY) -m dflash.train.demo --device cpu --out runs/demo-draft $(ARGS)
