@@ -1,0 +1,128 @@
+"""Checkpoints that resume exactly, and the draft folder that is served.
+
+A step is a pure function of (weights, optimiser, step number, seed): order, anchors and dropout
+need no saved random state. `state.safetensors` + `state.json` are replaced atomically, so a run
+killed at any moment resumes from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.errors import CheckpointError, ConfigError
+
+STATE = "state"
+SHARD_BYTES = 15 * 2**20
+
+
+def save_state(
+    folder: Path,
+    model: DFlashDraftModel,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    identity: Mapping[str, Any],
+    history: Mapping[str, Any],
+) -> None:
+    """Write weights (float32), AdamW moments, the step and the run's identity."""
+    tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
+    names = [name for name, _ in model.named_parameters()]
+    for index, slot in optimizer.state_dict()["state"].items():
+        for key, value in slot.items():
+            tensors[f"adam.{names[index]}.{key}"] = torch.as_tensor(value)
+    tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
+    temporary = folder / f"{STATE}.safetensors.part"
+    meta = {"step": step, "identity": dict(identity), "history": dict(history)}
+    # step and identity travel inside the one file: two files could come from two steps
+    save_file(tensors, temporary, metadata={"state": json.dumps(meta)})
+    temporary.replace(folder / f"{STATE}.safetensors")
+
+
+def load_state(
+    folder: Path,
+    model: DFlashDraftModel,
+    optimizer: torch.optim.Optimizer,
+    identity: Mapping[str, Any],
+) -> tuple[int, dict[str, Any]]:
+    """Restore in place; returns the step and the history.
+
+    Raises CheckpointError if there is nothing to resume, ConfigError if the run was another one
+    (the message names the differing settings).
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = folder / f"{STATE}.safetensors"
+    if not file.is_file():
+        raise CheckpointError(f"nothing to resume in {folder}: no {file.name}. Start without --resume")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            meta = json.loads(opened.metadata()["state"])
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is damaged ({error}); start again without --resume") from error
+    changed = [key for key, value in identity.items() if meta["identity"].get(key) != value]
+    if changed:
+        raise ConfigError(
+            f"the run in {folder} was started with other settings: "
+            + ", ".join(f"{k}: {meta['identity'].get(k)!r} then, {identity[k]!r} now" for k in changed)
+            + ". Use the old ones, or another --out"
+        )
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[f"model.{name}"])
+    slots = {index: adam_slot(tensors, name) for index, name in enumerate(own)}
+    restored = optimizer.state_dict() | {"state": {i: slot for i, slot in slots.items() if slot}}
+    optimizer.load_state_dict(restored)
+    return int(meta["step"]), dict(meta["history"])
+
+
+def adam_slot(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """One parameter's optimiser state."""
+    keys = ("step", "exp_avg", "exp_avg_sq")
+    return {k: tensors[f"adam.{name}.{k}"] for k in keys if f"adam.{name}.{k}" in tensors}
+
+
+def export(
+    folder: Path, model: DFlashDraftModel, config: Mapping[str, Any], card: str | None = None
+) -> None:
+    """The draft folder: config.json, bfloat16 safetensors (sharded with an index), README.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: p.detach().to(torch.bfloat16).cpu() for name, p in model.named_parameters()}
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, value in weights.items():
+        if shards[-1] and size + value.nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = value.contiguous()
+        size += value.nbytes
+    for old in folder.glob("model*.safetensors*"):
+        old.unlink()
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        write_shards(folder, shards)
+    (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+    if card is not None:
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def write_shards(folder: Path, shards: list[dict[str, Tensor]]) -> None:
+    """Numbered shards and ``model.safetensors.index.json``, as transformers names them."""
+    where: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(shard, name)
+    total = sum(value.nbytes for shard in shards for value in shard.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    text = json.dumps(index, indent=2) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,110 @@
+"""What a training run is asked to do, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dflash.errors import ConfigError
+
+DEFAULT_DECAY = {8: 4.0, 10: 5.0, 16: 7.0}  # gamma by block size, DFlash paper section 5
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """The draft to be trained. ``None`` takes the value from the target."""
+
+    layers: int = 3
+    block_size: int = 8
+    taps: tuple[int, ...] | Literal["auto"] = "auto"
+    mask_token_id: int | None = None
+    window: int | None = None  # sliding window on all layers but the last
+    intermediate_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The loss. See `losses`."""
+
+    decay: float | Literal["prefix", "uniform"] | None = None  # None: by block size
+    head_vocab: int = 8192  # tokens the training head knows; 0 = all
+    hidden_weight: float = 0.5
+    soft_mix: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Optimisation: AdamW, linear warm-up, cosine to ``final`` x the peak."""
+
+    steps: int = 8000
+    learning_rate: float = 2e-3
+    warmup: float = 0.04
+    final: float = 0.02
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    sequences: int = 2  # a step
+    anchors: int = 32  # blocks a sequence
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """One run: data in, draft folder out."""
+
+    target: str
+    data: tuple[Path, ...]
+    out: Path
+    shape: DraftShape = field(default_factory=DraftShape)
+    objective: Objective = field(default_factory=Objective)
+    schedule: Schedule = field(default_factory=Schedule)
+    max_length: int = 512
+    eval_every: int = 1000
+    eval_prompts: int = 8
+    checkpoint_every: int = 500
+    valid_every: int = 50  # every n-th conversation is held out
+    skip_malformed: bool = False
+    resume: bool = False
+    device: str | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: int | None = None
+    target_name: str | None = None  # what to write into the draft's config; default: the target
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for values that cannot work."""
+        shape, schedule = self.shape, self.schedule
+        for name, value, least in (
+            ("--layers", shape.layers, 1),
+            ("--block-size", shape.block_size, 2),
+            ("--steps", schedule.steps, 1),
+            ("--anchors", schedule.anchors, 1),
+            ("--batch", schedule.sequences, 1),
+            ("--max-length", self.max_length, 16),
+            ("--eval-every", self.eval_every, 1),
+            ("--checkpoint-every", self.checkpoint_every, 1),
+            ("--window", shape.window or 1, 1),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if not self.data:
+            raise ConfigError("no training data: pass --data FILE.jsonl")
+        if schedule.learning_rate <= 0:
+            raise ConfigError(f"--learning-rate must be above 0, got {schedule.learning_rate}")
+
+    @property
+    def decay(self) -> float | Literal["prefix", "uniform"]:
+        """The effective loss decay: as given, else by block size (half the block otherwise)."""
+        if self.objective.decay is not None:
+            return self.objective.decay
+        return DEFAULT_DECAY.get(self.shape.block_size, self.shape.block_size / 2)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the log and the card."""
+        plain = asdict(self)
+        return plain | {"data": [str(path) for path in self.data], "out": str(self.out)}
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change between a run and its continuation."""
+        plain = self.to_json()
+        free = ("out", "resume", "eval_every", "eval_prompts", "checkpoint_every", "threads", "device")
+        return {key: value for key, value in plain.items() if key not in free}

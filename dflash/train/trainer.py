@@ -1,0 +1,262 @@
+"""The training loop: features, anchored blocks, loss, AdamW; logged, checkpointed, resumable.
+
+Only the draft learns; the target, its embedding and its head are frozen. The parts are plain
+functions in this folder; this file orders them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.train import blocks, losses
+from dflash.train.checkpoint import load_state, save_state
+from dflash.train.config import TrainConfig
+from dflash.train.data import Conversation
+from dflash.train.features import FeatureStore
+
+WINDOW_BATCHES = 32  # sequences of like length are batched within windows of this many batches
+
+
+@dataclass(slots=True)
+class Materials:
+    """What a step reads: all of it fixed during a run."""
+
+    sequences: list[Conversation]
+    features: FeatureStore
+    embedding: Tensor  # [V, H] the target's rows
+    head: Tensor  # [kept, H] the target's head rows that the loss uses
+    tokens: losses.FrequentTokens
+    mask_id: int
+
+
+def order(lengths: Sequence[int], batch: int, seed: int) -> Iterator[list[int]]:
+    """Batches of sequence indices, endless; a function of ``seed`` alone.
+
+    Each epoch is shuffled, then sorted by length inside windows, so that little is padding.
+    """
+    epoch = 0
+    while True:
+        shuffled = torch.randperm(
+            len(lengths), generator=torch.Generator().manual_seed(seed * 100_003 + epoch)
+        ).tolist()
+        window = batch * WINDOW_BATCHES
+        batches = []
+        for start in range(0, len(shuffled), window):
+            part = sorted(shuffled[start : start + window], key=lambda index: lengths[index])
+            batches += [part[at : at + batch] for at in range(0, len(part), batch)]
+        mixed = torch.randperm(
+            len(batches), generator=torch.Generator().manual_seed(seed * 7_919 + epoch)
+        )
+        yield from (batches[index] for index in mixed.tolist())
+        epoch += 1
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Linear warm-up, then cosine from the peak to ``final`` x the peak."""
+    schedule = config.schedule
+    warm = max(1, round(schedule.steps * schedule.warmup))
+    if step < warm:
+        return schedule.learning_rate * (step + 1) / warm
+    done = (step - warm) / max(1, schedule.steps - warm)
+    floor = schedule.final
+    return schedule.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def draft_states(
+    model: DFlashDraftModel,
+    features: Tensor,  # [b, T, M*Ht]
+    block: blocks.Blocks,
+    noise: Tensor,  # [b, N*B, H]
+) -> Tensor:  # [b, N, B, H]
+    """Final hidden states of all blocks: the training form of one drafting pass."""
+    spec = model.spec
+    context = model.context_kv(model.fuse(features), torch.arange(features.shape[1], device=noise.device))
+    cache: dict[tuple[bool, int | None], Tensor] = {}
+    masks: list[Tensor | None] = []
+    for kind, causal in zip(spec.layer_types, spec.causal, strict=True):
+        window = spec.sliding_window if kind == "sliding_attention" else None
+        if (causal, window) not in cache:
+            cache[causal, window] = blocks.attention_mask(
+                block.anchors.to(noise.device), features.shape[1], spec.block_size,
+                causal=causal, window=window,
+            )  # fmt: skip
+        masks.append(cache[causal, window])
+    states = model.block(noise, block.positions.to(noise.device), context, masks)
+    return states.unflatten(1, (-1, spec.block_size))
+
+
+class Trainer:
+    """One run. ``run`` yields after every step, so a caller can stop, watch or evaluate."""
+
+    def __init__(self, model: DFlashDraftModel, materials: Materials, config: TrainConfig) -> None:
+        """The model's parameters must be float32: they are the master weights."""
+        self.model, self.materials, self.config = model, materials, config
+        self.device = next(model.parameters()).device
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        vectors = [p for p in model.parameters() if p.ndim == 1]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": config.schedule.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=config.schedule.learning_rate,
+            betas=(0.9, 0.95),
+            fused=True,
+        )
+        self.step = 0
+        self.skipped_steps = 0
+        self.history: dict[str, Any] = {"loss": [], "evaluations": []}
+        self.autocast = wants_bfloat16(config, self.device)
+        decay = config.decay
+        rows = config.shape.block_size - 1
+        self.weights = None if decay == "prefix" else losses.decay_weights(
+            rows, None if decay == "uniform" else float(decay)
+        ).to(self.device)
+        self.row_weights = losses.decay_weights(rows, rows / 2).to(self.device)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings a continuation must share."""
+        return json.loads(json.dumps(self.config.identity()))  # type: ignore[no-any-return]
+
+    def save(self) -> None:
+        """Write the checkpoint of this moment."""
+        save_state(
+            self.config.out, self.model, self.optimizer, self.step, self.identity(), self.history
+        )
+
+    def restore(self) -> None:
+        """Continue the run in ``config.out``."""
+        self.step, self.history = load_state(
+            self.config.out, self.model, self.optimizer, self.identity()
+        )
+
+    def run(self) -> Iterator[dict[str, float]]:
+        """Train from the current step to the last; one record a step."""
+        lengths = [len(sequence.ids) for sequence in self.materials.sequences]
+        batches = order(lengths, self.config.schedule.sequences, self.config.schedule.seed)
+        for _ in range(self.step):
+            next(batches)
+        self.model.train()
+        while self.step < self.config.schedule.steps:
+            started = time.perf_counter()
+            record = self.train_step(next(batches))
+            self.step += 1
+            yield record | {"step": self.step, "seconds": time.perf_counter() - started}
+
+    def train_step(self, indices: list[int]) -> dict[str, float]:
+        """One update; skipped (and counted) if loss or gradient is not finite."""
+        rate = learning_rate(self.step, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = self.loss(indices)
+        if parts is None:  # no anchor in any of these sequences: nothing to learn, not an error
+            return {"loss": float("nan"), "rate": rate, "positions": 0.0}
+        loss, record = parts
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.schedule.clip)
+        if math.isfinite(record["loss"]) and math.isfinite(norm.item()):
+            self.optimizer.step()
+        else:
+            self.skipped_steps += 1
+        return record | {"rate": rate, "grad_norm": norm.item()}
+
+    def loss(self, indices: list[int]) -> tuple[Tensor, dict[str, float]] | None:
+        """Loss of the sequences at ``indices`` with the anchors of the current step."""
+        batch = prepare(self.materials, indices, self.config, self.step)
+        if batch is None:
+            return None
+        block, features, final = batch
+        device, objective = self.device, self.config.objective
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
+            noise = self.materials.embedding[block.inputs.to(device)]
+            states = draft_states(self.model, features.to(device), block, noise)[:, :, 1:].flatten(0, 1)
+            logits = F.linear(states, self.materials.head)
+        valid = block.valid.flatten(0, 1).to(device)
+        labels = self.materials.tokens.index[block.labels.flatten(0, 1)].to(device)
+        wanted = predicting_states(final.to(device), block)
+        soft = None
+        if objective.soft_mix > 0:
+            with torch.no_grad():
+                soft = F.linear(wanted.to(self.materials.head.dtype), self.materials.head).float().softmax(-1)
+        entropy = losses.block_loss(logits, labels, valid, self.weights, soft, objective.soft_mix)
+        pull = losses.hidden_loss(states, wanted, valid, self.row_weights)
+        total = entropy + objective.hidden_weight * pull
+        with torch.no_grad():
+            hits = (logits.argmax(-1) == labels) & valid
+            first = hits[:, 0].sum() / valid[:, 0].sum().clamp(min=1)
+            run = hits.cumprod(-1).sum(-1).float()
+            alive = valid[:, 0]
+            record = {
+                "loss": total.item(),
+                "entropy": entropy.item(),
+                "hidden": pull.item(),
+                "first": first.item(),
+                "prefix": (run * alive).sum().item() / max(alive.sum().item(), 1),
+                "positions": float(valid.sum().item()),
+            }
+        return total, record
+
+
+def prepare(
+    materials: Materials, indices: list[int], config: TrainConfig, step: int
+) -> tuple[blocks.Blocks, Tensor, Tensor] | None:
+    """Blocks, features [b, T, M*Ht] and final states [b, T, Ht] of a batch; None without anchors."""
+    generator = torch.Generator().manual_seed(config.schedule.seed * 1_000_003 + step)
+    drawn = []
+    for index in indices:
+        sequence = materials.sequences[index]
+        anchors = blocks.draw_anchors(sequence.answer, config.schedule.anchors, generator)
+        if anchors:
+            drawn.append((index, sequence, anchors))
+    if not drawn:
+        return None
+    block = blocks.build(
+        [sequence.ids for _, sequence, _ in drawn],
+        [sequence.answer for _, sequence, _ in drawn],
+        [anchors for _, _, anchors in drawn],
+        config.shape.block_size,
+        materials.mask_id,
+    )
+    loaded = [materials.features[index] for index, _, _ in drawn]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return (
+        block,
+        pad([features for features, _ in loaded], batch_first=True).float(),
+        pad([final for _, final in loaded], batch_first=True).float(),
+    )
+
+
+def predicting_states(final: Tensor, block: blocks.Blocks) -> Tensor:  # [b*N, B-1, Ht]
+    """The target's state that predicts each label: the one at the position before it."""
+    slots = torch.arange(block.labels.shape[-1], device=final.device)
+    at = (block.anchors.to(final.device)[..., None] + slots).clamp(max=final.shape[1] - 1)
+    rows = at.flatten(1)[..., None].expand(-1, -1, final.shape[-1])
+    return final.gather(1, rows).unflatten(1, at.shape[1:]).flatten(0, 1)
+
+
+def wants_bfloat16(config: TrainConfig, device: torch.device) -> bool:
+    """Matrix products in bfloat16 where the hardware multiplies it natively; sums stay float32."""
+    if config.precision != "auto":
+        return config.precision == "bfloat16"
+    if device.type == "cpu":
+        check: Callable[[], bool] = torch.ops.mkldnn._is_mkldnn_bf16_supported
+        return "avx512_bf16" in cpu_flags() and bool(check())
+    return device.type == "cuda"
+
+
+def cpu_flags() -> str:
+    """The processor's feature words on Linux; empty elsewhere."""
+    file = Path("/proc/cpuinfo")
+    return file.read_text(encoding="utf-8") if file.exists() else ""
