@@ -22,8 +22,9 @@ def gumbel(seed: int, sample: int, position: int, size: int) -> NDArray[np.float
     The key is (seed, sample); ``position`` counts the tokens of the output, 0 is the first one
     after the prompt. A longer ``size`` begins with the noise of a shorter one.
     """
-    bits = np.random.Philox(key=[seed % _WORD, sample % _WORD], counter=[0, position, 0, 0])
-    words = bits.random_raw(size) >> np.uint64(12)
+    key = np.array([seed % _WORD, sample % _WORD], np.uint64)  # a list would pass through float64
+    counter = np.array([0, position, 0, 0], np.uint64)
+    words = np.random.Philox(key=key, counter=counter).random_raw(size) >> np.uint64(12)
     uniform = (words + 0.5) * 2.0**-52  # 52 bits and a half: never 0, never rounded to 1
     noise: NDArray[np.float32] = (-np.log(-np.log(uniform))).astype(np.float32)
     return noise

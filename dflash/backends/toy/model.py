@@ -53,7 +53,8 @@ class ToyModel:
 
     def logits(self, state: State) -> NDArray[np.float32]:
         """Logits [V], float32, of the place after ``state``."""
-        raw = np.random.Philox(key=[state.chain, 0]).random_raw(self.vocab_size)
+        key = np.array([state.chain, 0], np.uint64)
+        raw = np.random.Philox(key=key).random_raw(self.vocab_size)
         logits = (raw >> np.uint64(40)).astype(np.float32) / np.float32(1 << 22)  # 0..4
         logits[[token for token in self.eos_ids if token < logits.size]] -= 1.5
         if state.rest:
