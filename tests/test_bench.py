@@ -1,0 +1,182 @@
+"""The measurements, on the toy pair: what they count, and that they run from end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dflash
+from bench import acceptance, demo, identical, memory, record, sets
+from bench.arms import Arm, Run, engine_arm
+from dflash.engine import Engine
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with dflash.load("toy", "toy:script:1,3,0") as engine:
+        yield engine
+
+
+def test_every_set_has_forty_distinct_prompts() -> None:
+    for name in sets.ALL:
+        prompts = sets.load(name)
+        assert len(prompts) == 40
+        assert len({p.text for p in prompts}) == 40
+        assert all(p.text.strip() and p.set == name for p in prompts)
+
+
+def test_a_smaller_count_is_spread_over_the_set() -> None:
+    every = [p.id for p in sets.load("mt_bench")]
+    assert [p.id for p in sets.load("mt_bench", 4)] == every[::10]
+
+
+def test_mixed_takes_the_sets_in_turn() -> None:
+    assert [p.set for p in sets.mixed(7)] == [*sets.ALL, sets.ALL[0]]
+    assert len(sets.mixed(200)) == 200
+
+
+def test_a_text_with_one_four_gram_eight_times_runs_in_circles() -> None:
+    assert record.in_circles([1, 2, 3, 4] * 8)
+    assert not record.in_circles([1, 2, 3, 4, 9, *range(20, 60)] + [1, 2, 3, 4, 8] * 6)
+    assert not record.in_circles([])
+
+
+def test_conditions_name_what_a_figure_depends_on() -> None:
+    found = record.conditions(2)
+    assert {"command", "commit", "versions", "machine", "cores", "threads", "date"} <= set(found)
+
+
+def test_the_bootstrap_interval_holds_the_figure() -> None:
+    values = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0]
+    low, high = record.bootstrap(len(values), lambda pick: sum(values[i] for i in pick) / len(pick))
+    assert 0.9 <= low < 1.0 < high <= 1.1
+
+
+def test_committed_is_counted_over_passes_without_the_prefill(engine: Engine) -> None:
+    texts = acceptance.generate(engine, sets.load("gsm8k", 2), tokens=40, block_size=8)
+    got = acceptance.summarise(texts)
+    committed = sum(len(t.ids) - 1 for t in texts)
+    passes = sum(t.stats.rounds for t in texts)
+    assert (got.committed, got.passes) == (committed, passes)
+    assert got.micro == pytest.approx(committed / passes)
+    assert 1 + sum(got.by_position) == pytest.approx(got.micro, abs=0.15), "last blocks are cut"
+
+
+def test_texts_in_circles_are_left_out_and_reported_apart(engine: Engine) -> None:
+    (text,) = acceptance.generate(engine, sets.load("gsm8k", 1), tokens=40, block_size=8)
+    looped = acceptance.Text("x", "gsm8k", (1, 2, 3, 4) * 8, text.stats)
+    got = acceptance.summarise([text, looped])
+    assert (got.texts, got.circles) == (1, 1)
+    assert got.micro == pytest.approx(text.stats.mean_committed)
+    assert got.circles_micro == pytest.approx(text.stats.mean_committed)
+
+
+def test_acceptance_runs_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "acceptance.json"
+    pair = ["--target", "toy", "--draft", "toy:script:1,3,0"]
+    acceptance.main([*pair, "--prompts-per-set", "2", "--tokens", "24", "--out", str(out)])
+    written = json.loads(out.read_text())
+    assert set(written["sets"]) == set(sets.HELD_OUT)
+    assert written["conditions"]["threads"] == 2
+    assert "average" in capsys.readouterr().out
+
+
+def run(seconds: float, ids: tuple[int, ...] = (5, 6, 7)) -> Run:
+    return Run(ids, first=1, prefill=0.1, decode=seconds)
+
+
+def test_a_ratio_is_the_sum_of_median_times() -> None:
+    texts = [
+        {"transformers": [run(4.0)] * 3, "plain": [run(2.0)] * 3, "block 4": [run(1.0), run(9.0)]},
+        {"transformers": [run(2.0)] * 3, "plain": [run(2.0)] * 3, "block 4": [run(1.0)] * 2},
+    ]
+    rows = {row.arm: row for row in demo.summarise(texts)}
+    assert rows["block 4"].over_transformers == pytest.approx(6.0 / 6.0)
+    assert rows["plain"].over_transformers == pytest.approx(6.0 / 4.0)
+    assert rows["plain"].rate == pytest.approx(4 / 4.0)
+    assert rows["block 4"].over_plain == pytest.approx(4.0 / 6.0)
+
+
+def test_a_text_that_differs_is_counted_and_left_out() -> None:
+    texts = [
+        {"transformers": [run(2.0)], "plain": [run(2.0)], "block 4": [run(0.1, (5, 6, 8))]},
+        {"transformers": [run(2.0)], "plain": [run(2.0)], "block 4": [run(1.0)]},
+    ]
+    rows = {row.arm: row for row in demo.summarise(texts)}
+    assert (rows["block 4"].differ, rows["block 4"].texts) == (1, 1)
+    assert rows["block 4"].over_transformers == pytest.approx(2.0)
+    assert rows["plain"].differ == 0
+
+
+def test_arms_run_in_turn_and_the_order_rotates() -> None:
+    order = []
+
+    def arm(name: str) -> Arm:
+        def go(prompt: object, tokens: int) -> Run:
+            order.append(name)
+            return run(1.0)
+
+        return go
+
+    demo.run_set([[1], [2]], {"a": arm("a"), "b": arm("b"), "c": arm("c")}, 4, repeats=2)
+    assert "".join(order) == "abcbca" * 2
+
+
+def test_the_report_of_a_run_has_a_row_per_arm(tmp_path: Path, engine: Engine) -> None:
+    arms = {"transformers": engine_arm(engine, 1), "plain": engine_arm(engine, 1)}
+    arms["block 4"] = engine_arm(engine, 4)
+    prompts = [engine.encode(p.text) for p in sets.load("gsm8k", 2)]
+    results = {"gsm8k": demo.run_set(prompts, arms, tokens=16, repeats=2)}
+    demo.report(results, record.conditions(1), tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    rows = {row["arm"]: row for row in written["sets"]["gsm8k"]["rows"]}
+    assert set(rows) == set(arms)
+    assert rows["block 4"]["differ"] == 0
+    assert rows["block 4"]["micro"] > 1 and rows["plain"]["micro"] is None
+    assert written["average"][2]["arm"] == "block 4"
+
+
+def test_first_difference_sees_an_ended_text() -> None:
+    assert identical.first_difference([1, 2], [1, 2]) is None
+    assert identical.first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert identical.first_difference([1, 2, 3], [1, 2]) == 2
+
+
+def test_a_lossless_pair_shows_no_difference(engine: Engine) -> None:
+    def never(prefix: object, a: int, b: int) -> float:
+        raise AssertionError("there is nothing to judge")
+
+    got = identical.compare(engine, sets.mixed(6), tokens=24, block_size=8, gap=never)
+    assert got.differences == ()
+    assert got.prompts == 6
+    assert got.committed > 1
+
+
+def test_a_difference_is_a_tie_only_within_a_thousandth() -> None:
+    def judged(gap: float) -> bool:
+        return identical.Difference("x", 3, 7, 8, gap).tie
+
+    assert judged(9e-4)
+    assert not judged(2e-3)
+
+
+def test_growth_is_the_slope_of_the_peaks() -> None:
+    assert memory.slope([(512, 1000), (1024, 2024), (2048, 4072)]) == pytest.approx(2.0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux's /proc")
+def test_memory_runs_a_process_per_context(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "memory.json"
+    memory.main(
+        ["--target", "toy", "--draft", "toy:oracle", "--contexts", "256,512", "--out", str(out)]
+    )
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["context"] for row in rows] == [256, 512]
+    assert all(row["peak"] > 1e7 for row in rows)
