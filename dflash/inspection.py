@@ -1,0 +1,259 @@
+"""What a checkpoint is, from its config and headers: no weight is read, nothing is executed.
+
+Folders, .gguf files and hub ids (of those only config.json and the safetensors headers are
+fetched). The answer is a flat table; what could not be understood is in ``problem``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from dflash import env
+from dflash.drafts.keys import read_config
+from dflash.drafts.kinds import kind_of
+from dflash.drafts.layers import build_target_layer_ids
+from dflash.drafts.spec import DraftSpec, read_spec
+from dflash.errors import CheckpointError, DownloadError, MissingBackend
+
+DRAFT_LAYERS = 5  # of the published drafts: what a new one for this target would tap
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The findings. ``facts`` differ by kind; ``dtypes`` counts parameters per stored type."""
+
+    name: str
+    kind: str  # target, draft
+    format: str  # safetensors, GGUF, config only
+    architecture: str
+    parameters: int | None
+    dtypes: Mapping[str, int]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    fits: str = ""
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+
+def inspect(name: str) -> Inspection:
+    """Look at ``name``: a folder, a .gguf file, a config.json or a hub id.
+
+    Raises CheckpointError (not there, damaged, no model), DownloadError, and MissingBackend when a
+    GGUF file or a hub id needs a package that is not installed.
+    """
+    place = Path(name).expanduser()
+    if place.is_dir() and not (place / "config.json").is_file():
+        place = _only_gguf(place)
+    if place.is_file() and place.name != "config.json":
+        return _gguf(name, place)
+    if place.exists():
+        folder = place if place.is_dir() else place.parent
+        return _folder(name, read_config(place), _headers(folder))
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(f"no such file or folder: {name} (a hub id is written owner/name)")
+    return _hub(name)
+
+
+def _folder(name: str, config: Mapping[str, Any], dtypes: Counter[str]) -> Inspection:
+    kind = kind_of(config)
+    facts, fits, problem = _target_facts(config)
+    if kind != "target":
+        facts, fits, problem = _draft_facts(config)
+    return Inspection(
+        name=name,
+        kind="target" if kind == "target" else "draft",
+        format="safetensors" if dtypes else "config only",
+        architecture=", ".join(config.get("architectures") or [config.get("model_type", "?")]),
+        parameters=sum(dtypes.values()) or None,
+        dtypes=dict(dtypes),
+        facts=facts if kind == "target" else {"method": kind, **facts},
+        fits=fits,
+        problem=problem,
+    )
+
+
+def _target_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, None]:
+    text = config.get("text_config", config)
+    facts = {
+        "layers": text.get("num_hidden_layers"),
+        "hidden size": text.get("hidden_size"),
+        "vocabulary": text.get("vocab_size"),
+        "context": text.get("max_position_embeddings"),
+    }
+    return _with_fit(facts)
+
+
+def _with_fit(facts: dict[str, Any]) -> tuple[dict[str, Any], str, None]:
+    layers = facts["layers"]
+    if isinstance(layers, int) and layers > DRAFT_LAYERS:
+        facts["default taps"] = build_target_layer_ids(layers, DRAFT_LAYERS)
+    fits = (
+        f"drafts trained for it: target width {facts['hidden size']}, taps below {layers}, "
+        f"vocabulary {facts['vocabulary']}"
+    )
+    return facts, fits, None
+
+
+def _draft_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, str | None]:
+    try:
+        spec = read_spec(config)
+    except CheckpointError as problem:
+        return {}, "", str(problem)
+    facts = {
+        "block size": f"{spec.block_size} (1 anchor + {spec.block_size - 1} drafted)",
+        "default block size": spec.default_block_size,
+        "taps": list(spec.taps),
+        "mask token id": spec.mask_token_id,
+        "layers": spec.num_layers,
+        "hidden size": spec.hidden_size,
+        "attention": _attention(spec),
+        "trained for": spec.target_name,
+    }
+    depth = spec.num_target_layers
+    return (
+        {name: value for name, value in facts.items() if value is not None},
+        f"a target of width {spec.target_hidden_size}, "
+        f"{f'{depth} layers' if depth else f'at least {max(spec.taps) + 1} layers'}, "
+        f"vocabulary {spec.vocab_size}",
+        None,
+    )
+
+
+def _attention(spec: DraftSpec) -> str:
+    counts = Counter(
+        (kind.removesuffix("_attention"), "causal" if causal else "non-causal")
+        for kind, causal in zip(spec.layer_types, spec.causal, strict=True)
+    )
+    parts = [f"{number} x {kind} {causal}" for (kind, causal), number in counts.items()]
+    window = f", window {spec.sliding_window}" if spec.sliding_window else ""
+    return " + ".join(parts) + window
+
+
+# --- safetensors ---------------------------------------------------------------------------------
+
+
+def _headers(folder: Path) -> Counter[str]:
+    return _count(entry for file in sorted(folder.glob("*.safetensors")) for entry in _header(file))
+
+
+def _count(entries: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    dtypes: Counter[str] = Counter()
+    for entry in entries:
+        dtypes[entry["dtype"]] += prod(entry["shape"])
+    return dtypes
+
+
+def _header(file: Path) -> list[Mapping[str, Any]]:
+    """Tensors of one file: dtype and shape. Raises CheckpointError for a damaged one."""
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > file.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            header = json.loads(stream.read(length))
+            return [entry for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, struct.error, ValueError, AttributeError) as problem:
+        raise CheckpointError(
+            f"{file} is damaged or incomplete ({problem}): get it again"
+        ) from problem
+
+
+# --- GGUF ----------------------------------------------------------------------------------------
+
+
+def _only_gguf(folder: Path) -> Path:
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        found = f"several .gguf files: name one of {[file.name for file in files]}"
+        raise CheckpointError(
+            f"{folder} has no config.json and {found if files else 'no .gguf file'}"
+        )
+    return files[0]
+
+
+def _gguf(name: str, file: Path) -> Inspection:
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise CheckpointError(f"{file} is not a GGUF file: give a model folder or a .gguf file")
+    try:
+        from gguf import GGUFReader
+    except ImportError as problem:
+        raise MissingBackend(
+            "reading GGUF files needs one more package: pip install 'dflash-engine[torch]'"
+        ) from problem
+    try:
+        reader = GGUFReader(file)
+    except (ValueError, IndexError, OSError, KeyError) as problem:
+        raise CheckpointError(f"{file} is damaged or incomplete: get it again") from problem
+    dtypes: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        dtypes[tensor.tensor_type.name] += int(tensor.n_elements)
+    arch = str(_value(reader, "general.architecture"))
+    facts, fits = _gguf_facts(reader, arch)
+    return Inspection(
+        name=name,
+        kind="draft" if arch in ("dflash", "eagle3") else "target",
+        format="GGUF",
+        architecture=arch,
+        parameters=sum(dtypes.values()),
+        dtypes=dict(dtypes),
+        facts=facts,
+        fits=fits,
+    )
+
+
+def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str]:
+    tokens = reader.fields.get("tokenizer.ggml.tokens")
+    facts: dict[str, Any] = {
+        "layers": _value(reader, f"{arch}.block_count"),
+        "hidden size": _value(reader, f"{arch}.embedding_length"),
+        "vocabulary": None if tokens is None else len(tokens.data),
+        "context": _value(reader, f"{arch}.context_length"),
+    }
+    if arch != "dflash":
+        found, fits, _ = _with_fit(facts)
+        return found, fits
+    layers = _value(reader, "dflash.target_layers") or []
+    facts = {
+        "method": "dflash2" if _value(reader, "dflash.selector_rank") else "dflash",
+        "block size": _value(reader, "dflash.block_size"),
+        "taps": [layer - 1 for layer in layers],  # a GGUF file counts the embedding as 0
+        "mask token id": _value(reader, "tokenizer.ggml.mask_token_id"),
+        **facts,
+    }
+    return facts, f"a target with a vocabulary of {facts['vocabulary']}"
+
+
+def _value(reader: Any, key: str) -> Any:
+    found = reader.fields.get(key)
+    return None if found is None else found.contents()
+
+
+# --- the hub -------------------------------------------------------------------------------------
+
+
+def _hub(name: str) -> Inspection:
+    if env.offline():
+        raise DownloadError(f"{name} is no local folder, and HF_HUB_OFFLINE forbids asking the hub")
+    try:
+        from huggingface_hub import get_safetensors_metadata, hf_hub_download
+    except ImportError as problem:
+        raise MissingBackend(
+            f"{name} is no local folder; hub ids need: pip install 'dflash-engine[hub]'"
+        ) from problem
+    try:
+        config = read_config(hf_hub_download(name, "config.json"))
+        counts = get_safetensors_metadata(name).parameter_count
+    except (OSError, ValueError) as problem:  # the hub's own errors are OSErrors
+        lines = str(problem).strip().splitlines() or [type(problem).__name__]
+        raise DownloadError(f"cannot look at {name} on the hub: {lines[0]}") from problem
+    return _folder(name, config, Counter(counts))
