@@ -58,6 +58,7 @@ class DraftSpec:
     draft_vocab_size: int | None = None
     default_block_size: int | None = None
     target_name: str | None = None
+    tokenizer_digest: str | None = None  # of the target, see doctor.static.name
     attention_mode: str = "gqa"
     raw: Config = field(default_factory=dict, repr=False, compare=False)
 
@@ -148,6 +149,7 @@ def _read_dflash(keys: Keys, raw: Config, taps: tuple[int, ...]) -> DraftSpec:
         draft_vocab_size=keys.maybe("draft_vocab_size"),
         default_block_size=keys.maybe("default_block_size"),
         target_name=keys.get("target_name"),
+        tokenizer_digest=keys.get("target_tokenizer_sha256"),
         attention_mode=mode,
         raw=raw,
     )

@@ -1,0 +1,1 @@
+"""What a target and a draft must satisfy to be a pair."""

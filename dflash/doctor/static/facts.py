@@ -1,0 +1,44 @@
+"""What the checks look at, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dflash.drafts.spec import DraftSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """A target as its config and tokenizer describe it; no weights."""
+
+    name: str  # what the user asked for
+    hidden_size: int
+    num_layers: int
+    embedding_rows: int  # may be more than the tokenizer has tokens
+    tokenizer_size: int | None = None
+    eos_ids: frozenset[int] = frozenset()
+    pad_id: int | None = None
+    tokenizer_digest: str | None = None  # only where the draft recorded one
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the user asked of the pair."""
+
+    draft_name: str
+    dtype: str = "float32"
+    window: int | None = None  # draft_sliding_window_size
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong (error) or worth knowing (warning), and the next step."""
+
+    level: Literal["error", "warning"]
+    check: str
+    message: str
+
+
+Check: TypeAlias = Callable[[DraftSpec, TargetFacts, Choice], Iterable[Finding]]
