@@ -48,7 +48,7 @@ class DFlashSession:
     ) -> None:
         """``window`` bounds the draft's history to that many context rows; None = its own."""
         self._model, self._tables, self._window = model, tables, window
-        spec, weight = model.spec, model.fc.weight
+        spec, weight = model.spec, model.norm.weight
         self._caches = [
             LayerCache(spec, capacity, bound, device=weight.device, dtype=weight.dtype)
             for bound in _bounds(model, window)
@@ -140,7 +140,7 @@ class DFlashSession:
 
     def _absorb(self) -> None:
         """Queued features to keys and values, each row once."""
-        weight = self._model.fc.weight
+        weight = self._model.norm.weight
         for part in self._queue:
             for features in torch.split(part, CHUNK):
                 rows = features.shape[0]
@@ -155,7 +155,7 @@ class DFlashSession:
 
     def _block(self, start: int, rows: int) -> Tensor:
         """Final hidden states [1, rows, H] of the block at position ``start``."""
-        device = self._model.fc.weight.device
+        device = self._model.norm.weight.device
         positions = start + torch.arange(rows, device=device)
         hidden = self._model.block(
             self._noise(rows), positions, self._caches, self._masks(start, positions)
@@ -168,7 +168,7 @@ class DFlashSession:
         embed, mask = self._tables.embed, self._model.spec.mask_token_id
         row = embed[mask] if self._tables.mask_row is None else self._tables.mask_row
         noise = torch.cat((embed[self._tokens[-1]][None], row.to(embed).expand(rows - 1, -1)))
-        return (noise * self._tables.scale)[None].to(self._model.fc.weight)
+        return (noise * self._tables.scale)[None].to(self._model.norm.weight)
 
     def _masks(self, start: int, positions: Tensor) -> list[Tensor | None]:
         """One mask a layer; None where every row sees everything."""

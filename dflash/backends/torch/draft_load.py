@@ -1,0 +1,216 @@
+"""Open a draft beside its target: config, checks of the pair, weights, borrowed tables.
+
+The draft runs in float32 or bfloat16, never float16. What is wrong with the pair is one PairError
+that lists everything; what is merely odd comes back as ``LoadedDraft.warnings``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dflash.backends.torch.checkpoint import fetch
+from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.backends.torch.dflash_session import DFlashSession, Tables
+from dflash.backends.torch.draft_weights import load_weights
+from dflash.backends.torch.load import LoadedTarget
+from dflash.backends.torch.packed import PackReport, pack_model
+from dflash.doctor.static import Choice, TargetFacts, check_pair, insist
+from dflash.doctor.static.name import tokenizer_digest
+from dflash.drafts.spec import DraftSpec, Taps, read_spec
+from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A draft ready to run beside its target."""
+
+    model: DFlashDraftModel
+    tables: Tables
+    name: str  # what the user asked for
+    window: int | None = None
+    warnings: tuple[str, ...] = ()
+    packed: PackReport = field(default_factory=PackReport)
+
+    @property
+    def spec(self) -> DraftSpec:
+        """The draft's config."""
+        return self.model.spec
+
+    def open(self, capacity: int) -> DFlashSession:
+        """A session with room for ``capacity`` context rows."""
+        return DFlashSession(self.model, self.tables, capacity, window=self.window)
+
+    def bytes(self) -> int:
+        """Bytes of the weights; the target's tables are the target's."""
+        size = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return size + self.packed.bytes
+
+
+def load_draft(
+    path: str,
+    target: LoadedTarget,
+    dtype: str | None = None,
+    *,
+    window: int | None = None,
+    taps: Taps = None,
+    pack: bool = True,
+) -> LoadedDraft:
+    """Open the draft at ``path`` (a folder or a hub id) for ``target``.
+
+    ``dtype`` None follows the target, bfloat16 where that is float16. ``window`` bounds the
+    draft's history; None leaves it. ``taps`` as in `read_spec`. ``pack`` lets prepacked copies
+    replace its linear layers on a CPU. Raises CheckpointError, WeightsError, PairError,
+    ConfigError, DownloadError.
+    """
+    kind = draft_dtype(dtype, target.dtype)
+    folder = resolve_draft(path)
+    spec = read_spec(folder, taps=taps, num_target_layers=target.num_layers)
+    choice = Choice(path, dtype=str(kind).removeprefix("torch."), window=window)
+    facts = target_facts(target, digest=spec.tokenizer_digest is not None)
+    warnings = insist(check_pair(spec, facts, choice), facts, choice)
+    model, own = load_weights(folder, spec, device=target.device, dtype=kind)
+    tables = make_tables(spec, target, own)
+    report = pack_model(model) if pack else PackReport(reason="switched off")
+    return LoadedDraft(model, tables, path, window, warnings, report)
+
+
+def draft_dtype(asked: str | None, target: torch.dtype) -> torch.dtype:
+    """float32 or bfloat16. Raises ConfigError for float16 and for names that are none."""
+    if asked is None:
+        return torch.bfloat16 if target == torch.float16 else target
+    allowed = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if asked not in allowed:
+        raise ConfigError(
+            f"a draft runs in bfloat16 or float32, got {asked!r}"
+            + (" (float16 overflows in it and nothing would be accepted)" if "16" in asked else "")
+        )
+    return allowed[asked]
+
+
+def resolve_draft(path: str) -> Path:
+    """The folder behind ``path``: a folder or a hub id. Raises CheckpointError, DownloadError."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return place
+    if place.is_file():
+        advice = f"give its folder {place.parent}"
+        if place.suffix == ".gguf":
+            advice = "drafts are read from folders with config.json and safetensors for now"
+        raise CheckpointError(f"{path} is one file, not a draft folder; {advice}")
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise CheckpointError(
+            f"no such draft folder: {path} (a hub id is written owner/name; --draft none does "
+            "without a draft)"
+        )
+    return fetch(path)
+
+
+def target_facts(target: LoadedTarget, *, digest: bool = False) -> TargetFacts:
+    """What the static checks need to know of a loaded target."""
+    tokenizer = target.tokenizer
+    return TargetFacts(
+        name=target.name,
+        hidden_size=target.hidden_size,
+        num_layers=target.num_layers,
+        embedding_rows=target.vocab_size,
+        tokenizer_size=None if tokenizer is None else len(tokenizer),
+        eos_ids=target.eos_ids,
+        pad_id=getattr(tokenizer, "pad_token_id", None),
+        tokenizer_digest=(
+            tokenizer_digest(tokenizer.get_vocab()) if digest and tokenizer is not None else None
+        ),
+    )
+
+
+def make_tables(spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor]) -> Tables:
+    """Embedding and head from the target, or from ``own`` where the draft brought them.
+
+    Raises PairError if borrowed tables are of another width, WeightsError if the draft's own do
+    not fit its config.
+    """
+    embed = own.get("embed_tokens.weight")
+    ids = _target_ids(spec, target, own)
+    if target.hidden_size != spec.hidden_size and (embed is None or "lm_head.weight" not in own):
+        raise PairError(
+            f"the draft is {spec.hidden_size} wide and borrows the embedding and head of a target "
+            f"that is {target.hidden_size} wide; it would need its own"
+        )
+    scale = spec.embedding_scale_for(getattr(target.config, "model_type", None))
+    return Tables(
+        embed=target.embedding if embed is None else embed.to(target.embedding),
+        head=_head(spec, target, own, ids),
+        scale=scale,
+        target_ids=ids,
+        mask_row=own.get("mask_embedding"),
+    )
+
+
+def _target_ids(spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor]) -> Tensor | None:
+    """Target id of each row of a reduced head; the file stores the distance to the row's own."""
+    delta = own.get("d2t")
+    if delta is None:
+        return None
+    ids = delta.long() + torch.arange(delta.numel())
+    outside = bool(((ids < 0) | (ids >= target.vocab_size)).any())
+    if outside or torch.unique(ids).numel() < ids.numel():
+        raise WeightsError(
+            "d2t does not map the draft's vocabulary to distinct target ids below "
+            f"{target.vocab_size}; it must hold target id minus draft id"
+        )
+    if spec.draft_vocab_size not in (None, ids.numel()):
+        raise WeightsError(
+            f"d2t has {ids.numel()} entries, draft_vocab_size is {spec.draft_vocab_size}"
+        )
+    return ids.to(target.device)
+
+
+def _head(
+    spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor], ids: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """Hidden states to logits in the head's own dtype."""
+    rows = target.vocab_size if ids is None else ids.numel()
+    weight = own.get("lm_head.weight")
+    if weight is None and ids is None:
+        return _as_callable(target.head, target.dtype)
+    if weight is None:
+        weight = _borrowed_rows(target)[ids]
+    if tuple(weight.shape) != (rows, spec.hidden_size):
+        raise WeightsError(
+            f"the draft's lm_head.weight is {list(weight.shape)}, it must be "
+            f"[{rows}, {spec.hidden_size}]" + ("" if ids is not None else " (or come with d2t)")
+        )
+    head = weight.to(target.device, target.dtype)
+    return lambda hidden: F.linear(hidden.to(head.dtype), head)
+
+
+def _borrowed_rows(target: LoadedTarget) -> Tensor:
+    """The target head's matrix; a packed head no longer has it, a tied one is the embedding."""
+    weight: Any = getattr(target.head, "weight", None)
+    if weight is None and getattr(target.config, "tie_word_embeddings", False):
+        weight = target.embedding
+    if weight is None:
+        raise ConfigError(
+            "the draft uses some rows of the target's head, whose weights were packed; load with "
+            "pack_weights=False"
+        )
+    rows: Tensor = weight
+    return rows
+
+
+def _as_callable(head: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    if isinstance(head, nn.Embedding):  # a tied head handed out as the table itself
+        table = head.weight
+        return lambda hidden: F.linear(hidden.to(dtype), table)
+
+    def apply(hidden: Tensor) -> Tensor:
+        logits: Tensor = head(hidden.to(dtype))
+        return logits
+
+    return apply
