@@ -58,7 +58,7 @@ fix: $(READY)
 	$(PY) -m ruff format .
 
 docs: $(READY)
-	$(PY) docs/gen_cli.py
+	$(PY) -m docs.gen_cli
 
 wheel: $(READY)
 	PY="$(PY)" bash constraints/wheel.sh
