@@ -1,0 +1,125 @@
+"""The backends under test, and scripted drafts over any of them.
+
+To add a backend, write one function that returns a ``Backend`` and put it into ``MAKERS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash.backends.toy import ScriptedDraft, ToyModel, ToyPair
+from dflash.config import LoadConfig
+from dflash.core.accept import choose
+from dflash.core.protocols import Pair
+from dflash.core.types import Finish, Request
+
+BLOCK = 16  # native block of the scripted drafts
+Logits = Callable[[Sequence[int]], Any]  # tokens -> logits [V] of the next place
+
+NEVER: tuple[int, ...] = (0,)
+SOMETIMES = (1, 3, 0, 7)
+ALWAYS = None
+SCRIPTS = {"never right": NEVER, "sometimes right": SOMETIMES, "always right": ALWAYS}
+
+
+@dataclass
+class Plain:
+    """Plain decoding written a second time: no cache, no loop, one token after the other."""
+
+    logits: Logits
+
+    def __post_init__(self) -> None:
+        self._known: dict[Any, list[int]] = {}
+
+    def ahead(self, request: Request, output: Sequence[int], count: int) -> list[int]:
+        """The ``count`` tokens after ``output``; none if ``output`` is not what plain says."""
+        known = self._known.setdefault((tuple(request.prompt), request.sampling), [])
+        while len(known) < len(output) + count:
+            row = self.logits([*request.prompt, *known])
+            known.append(choose(row, request.sampling, len(known)))
+        return known[len(output) :][:count] if known[: len(output)] == list(output) else []
+
+    def run(self, request: Request) -> tuple[list[int], Finish]:
+        """Tokens and finish of a whole generation."""
+        tokens = self.ahead(request, [], request.max_tokens)
+        ends = [place for place, token in enumerate(tokens, 1) if token in request.stop_ids]
+        return (tokens[: ends[0]], Finish.STOP) if ends else (tokens, Finish.LENGTH)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A target of one backend, without a draft, and what it says when decoded plainly."""
+
+    name: str
+    pair: Pair
+    plain: Plain
+
+
+class Scripted:
+    """The pair of ``backend`` with a scripted draft. Closing it leaves the backend's pair open."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        script: Sequence[int] | None = ALWAYS,
+        eos_ids: frozenset[int] = frozenset(),
+        **changes: Any,
+    ) -> None:
+        self._backend, self._script, self._changes = backend, script, changes
+        self.eos_ids = eos_ids
+        self.draft_name, self.draft_block_size, self.default_block_size = "scripted", BLOCK, 8
+        self.drafts: list[ScriptedDraft] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._changes:
+            return self._changes[name]
+        return getattr(self._backend.pair, name)
+
+    def open_drafts(self, capacity: int) -> list[ScriptedDraft]:
+        plain = self._backend.plain
+        self.drafts.append(
+            ScriptedDraft(plain.ahead, self._backend.pair.vocab_size, self._script, BLOCK - 1)
+        )
+        return self.drafts[-1:]
+
+    def close(self) -> None:
+        pass
+
+
+def toy(folder: Path, ties: bool) -> Backend:
+    """The strict fake, any token after any other."""
+    model = ToyModel(eos_ids=frozenset(), words=False, ties=ties)
+    return Backend("toy", ToyPair(model), Plain(lambda tokens: model.logits(model.run(tokens))))
+
+
+MAKERS: dict[str, Callable[[Path, bool], Backend]] = {"toy": toy}
+
+
+def request(ids: Sequence[int], max_tokens: int = 40, **more: Any) -> Request:
+    """A request over ids, with room for the whole alphabet of cases."""
+    return replace(Request(list(ids), max_tokens), **more)
+
+
+def floats(row: Any) -> Any:
+    """Logits of any library as numpy float32."""
+    return np.asarray(row, dtype=np.float32)
+
+
+def open_named(target: str, **options: Any) -> Pair:
+    """A pair by name, of the backend that registers it."""
+    from dflash.registry import BACKENDS
+
+    backend = options.pop("backend")
+    pair: Pair = BACKENDS.load(backend)(LoadConfig(target, backend=backend, **options))
+    return pair
+
+
+def skip_without(module: str) -> None:
+    """Skip where the extra of a backend is not installed."""
+    pytest.importorskip(module)

@@ -1,0 +1,125 @@
+"""Every public way to a generated text. ``test_every_entry_point_is_listed`` keeps it whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dflash.core.types import Request, Sampling
+from dflash.engine import Engine
+from tests.conformance.backends import Scripted
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a case asks for, in words that every entry point can say."""
+
+    text: str
+    max_tokens: int = 40
+    block_size: int = 8
+    temperature: float = 0.0
+    seed: int = 7
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came back; None where the entry point does not say."""
+
+    text: str | None
+    tokens: list[int] | None
+    finish: str | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry point: its public name, and how to call it."""
+
+    name: str
+    run: Callable[[Scripted, Call], Outcome]
+    chat: bool = False  # puts the text through the chat template
+    backends: tuple[str, ...] = ()  # () = all
+
+    def serves(self, pair: Scripted) -> bool:
+        """Whether this entry point exists for the backend of ``pair``."""
+        return not self.backends or pair.backend in self.backends
+
+    def request(self, pair: Scripted, call: Call) -> Request:
+        """The same call as the loop sees it."""
+        ids = Engine(pair).encode(call.text, chat_template=self.chat)
+        sampling = Sampling(call.temperature, seed=call.seed)
+        return Request(ids, call.max_tokens, pair.eos_ids, sampling)
+
+
+def _options(call: Call) -> dict[str, Any]:
+    return {
+        "max_tokens": call.max_tokens,
+        "block_size": call.block_size,
+        "temperature": call.temperature,
+        "seed": call.seed,
+        "stop": call.stop,
+        "chat_template": False,
+    }
+
+
+def generate(pair: Scripted, call: Call) -> Outcome:
+    """``Engine.generate``"""
+    with Engine(pair) as engine:
+        found = engine.generate(call.text, **_options(call))
+    return Outcome(found.text, list(found.token_ids), found.finish_reason)
+
+
+def stream(pair: Scripted, call: Call) -> Outcome:
+    """``Engine.stream``"""
+    with Engine(pair) as engine:
+        chunks = list(engine.stream(call.text, **_options(call)))
+    assert all(len(chunk.token_ids) == len(chunk.sources) for chunk in chunks)
+    text = "".join(chunk.text for chunk in chunks)
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    return Outcome(text, tokens, chunks[-1].finish_reason)
+
+
+def _flags(call: Call) -> list[str]:
+    flags = ["--model", "toy", "--draft", "toy:oracle"]  # names only: the pair is ours
+    flags += ["--max-tokens", f"{call.max_tokens}", "--block-size", f"{call.block_size}"]
+    flags += ["--temperature", f"{call.temperature}", "--seed", f"{call.seed}"]
+    return flags + [word for stop in call.stop for word in ("--stop", stop)]
+
+
+def _command(pair: Scripted, words: list[str], typed: str | None = None) -> str:
+    from typer.testing import CliRunner
+
+    from dflash.cli import app
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dflash.engine.open_pair", lambda config: pair)
+        found = CliRunner().invoke(app, words, input=typed, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.stdout_bytes.decode()  # .stdout would translate a text's own line ends
+
+
+def command_generate(pair: Scripted, call: Call) -> Outcome:
+    """``dflash generate``"""
+    words = ["generate", call.text, "--no-chat-template", *_flags(call)]
+    found = json.loads(_command(pair, [*words, "--json"]))
+    aloud = _command(pair, words)
+    assert aloud == found["text"] or aloud == found["text"] + "\n"
+    return Outcome(found["text"], found["token_ids"], found["finish_reason"])
+
+
+def command_chat(pair: Scripted, call: Call) -> Outcome:
+    """``dflash chat``"""
+    said = _command(pair, ["chat", *_flags(call)], typed=call.text + "\n/exit\n")
+    return Outcome(said.removesuffix("\n"), None, None)
+
+
+ENTRIES = [
+    Entry("dflash.Engine.generate", generate),
+    Entry("dflash.Engine.stream", stream),
+    Entry("dflash generate", command_generate),
+    Entry("dflash chat", command_chat, chat=True),
+]
