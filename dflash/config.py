@@ -8,7 +8,7 @@ Block sizes count the anchor: ``block_size`` = 1 anchor + K drafted; ``draft_tok
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from os import PathLike, fspath
@@ -272,7 +272,8 @@ def _at_least(least: int, name: str, value: Any, *, required: bool = False, hint
 def _strings(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    given: Collection[Any] = (value,) if isinstance(value, str) else tuple(value)
+    listed = isinstance(value, Iterable) and not isinstance(value, str)
+    given = tuple(value) if listed else (value,)
     if any(not isinstance(text, str) or not text for text in given):
         raise ConfigError(f"stop must be non-empty strings, got {value!r}")
     return tuple(dict.fromkeys(given))

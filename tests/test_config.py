@@ -1,0 +1,175 @@
+"""What was asked, checked."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+
+from dflash import env
+from dflash.config import (
+    GenerateConfig,
+    GenerateOptions,
+    LoadConfig,
+    LoadOptions,
+    from_options,
+    parse_block_size,
+    parse_taps,
+    token_ids,
+)
+from dflash.errors import ConfigError
+
+BAD_GENERATE = [
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"block_size": 0}, "block_size"),
+    ({"block_size": -4}, "block_size"),
+    ({"block_size": "big"}, "block_size"),
+    ({"draft_tokens": -1}, "draft_tokens"),
+    ({"block_size": 4, "draft_tokens": 3}, "give one of the two"),
+    ({"stop": ("",)}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop_token_ids": ("a",)}, "token ids"),
+    ({"stop_token_ids": 1.5}, "token ids"),
+    ({"stop_token_ids": (-1,)}, "token ids"),
+]
+BAD_LOAD = [
+    ({"target": ""}, "target is empty"),
+    ({"target": 5}, "target must be a path"),
+    ({"draft": ""}, "draft is empty"),
+    ({"dtype": "float8"}, "dtype must be"),
+    ({"draft_dtype": "float16"}, "float16"),
+    ({"backend": ""}, "backend"),
+    ({"draft_sliding_window_size": 0}, "draft_sliding_window_size"),
+    ({"draft_sliding_window_size": -5}, "draft_sliding_window_size"),
+    ({"threads": 0}, "threads"),
+    ({"taps": "first"}, "taps"),
+    ({"taps": (-1,)}, "taps"),
+    ({"taps": ()}, "taps"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), BAD_GENERATE)
+def test_an_impossible_generation_setting_is_refused_by_name(options, words):
+    with pytest.raises(ConfigError, match=words):
+        GenerateConfig(**options)
+
+
+@pytest.mark.parametrize(("options", "words"), BAD_LOAD)
+def test_an_impossible_load_setting_is_refused_by_name(options, words):
+    with pytest.raises(ConfigError, match=words):
+        LoadConfig(**{"target": "x", **options})
+
+
+def test_draft_tokens_are_the_block_without_its_anchor():
+    assert GenerateConfig(draft_tokens=7).block == 8
+    assert GenerateConfig(draft_tokens=0).block == 1
+    assert GenerateConfig(block_size=5).block == 5
+    assert GenerateConfig(block_size="auto").block == "auto"
+    assert GenerateConfig().block is None
+
+
+@pytest.mark.parametrize(
+    "value", [7, [7], (7,), {7}, np.array(7), np.array([7]), np.array([[7]]), [7, 7], [[7]]]
+)
+def test_token_ids_come_in_every_form(value):
+    assert token_ids(value) == (7,)
+
+
+def test_no_token_ids_are_no_token_ids():
+    assert token_ids(None) == () == token_ids([])
+
+
+def test_a_single_stop_string_is_not_taken_for_its_letters():
+    assert GenerateConfig(stop="END").stop == ("END",)
+    assert GenerateConfig(stop=["a", "b", "a"]).stop == ("a", "b")
+
+
+def test_names_are_normalised():
+    config = LoadConfig(Path("some/where"), draft="none", dtype="torch.bfloat16", taps="1,8")
+    assert config.target == str(Path("some/where"))
+    assert config.draft is None
+    assert config.dtype == "bfloat16"
+    assert config.taps == (1, 8)
+    assert LoadConfig("x", taps="auto").taps == "auto"
+    assert LoadConfig("x", dtype="auto").dtype is None
+
+
+def test_configs_are_frozen():
+    with pytest.raises(AttributeError):
+        GenerateConfig().max_tokens = 3  # type: ignore[misc]
+
+
+def test_an_unknown_option_suggests_the_nearest_one():
+    with pytest.raises(ConfigError, match="Did you mean 'max_tokens'"):
+        from_options(GenerateConfig, {"max_token": 3})
+    with pytest.raises(ConfigError, match="Known:"):
+        from_options(GenerateConfig, {"zzz": 3})
+
+
+def test_typed_keywords_are_the_fields_of_the_configs():
+    assert set(get_type_hints(GenerateOptions)) == {f.name for f in fields(GenerateConfig)}
+    names = {f.name for f in fields(LoadConfig)} - {"target", "draft"}
+    assert set(get_type_hints(LoadOptions)) == names
+
+
+def test_block_sizes_and_taps_are_read_from_text():
+    assert parse_block_size("auto") == "auto"
+    assert parse_block_size("12") == 12
+    for text in ("0", "-1", "x", ""):
+        with pytest.raises(ConfigError, match="--block-size"):
+            parse_block_size(text)
+    assert parse_taps("1, 8,15") == (1, 8, 15)
+
+
+def test_the_environment_gives_a_block_size(monkeypatch):
+    monkeypatch.delenv("DFLASH_BLOCK_SIZE", raising=False)
+    assert env.block_size() is None
+    monkeypatch.setenv("DFLASH_BLOCK_SIZE", "12")
+    assert env.block_size() == 12
+    monkeypatch.setenv("DFLASH_BLOCK_SIZE", "auto")
+    assert env.block_size() == "auto"
+    for text in ("0", "twelve", "-3", "1.5"):
+        monkeypatch.setenv("DFLASH_BLOCK_SIZE", text)
+        with pytest.raises(ConfigError, match="DFLASH_BLOCK_SIZE"):
+            env.block_size()
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "mine"))
+    assert env.cache_dir() == tmp_path / "mine"
+    monkeypatch.delenv("DFLASH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert env.cache_dir() == tmp_path / "dflash"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert env.cache_dir() == Path.home() / ".cache" / "dflash"
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_flags_of_the_environment_are_typed(monkeypatch, text, on):
+    monkeypatch.setenv("CI", text)
+    monkeypatch.setenv("HF_HUB_OFFLINE", text)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    assert env.in_ci() is on
+    assert env.offline() is on
+
+
+def test_no_color_is_wanted_as_soon_as_it_is_set(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "0")
+    assert env.no_color()
+    monkeypatch.setenv("NO_COLOR", "")
+    assert not env.no_color()
