@@ -20,6 +20,7 @@ from dflash.errors import CheckpointError, ConfigError
 
 Taps = Literal["auto"] | Sequence[int] | None
 
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 DEFAULT_BLOCK_SIZE = 16  # what published readers assume when the config is silent
 
 
@@ -61,6 +62,17 @@ class DraftSpec:
     tokenizer_digest: str | None = None  # of the target, see doctor.static.name
     attention_mode: str = "gqa"
     raw: Config = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse shapes no module could have. Raises CheckpointError."""
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_kv_heads}"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise CheckpointError(f"hidden_act {self.hidden_act!r} is not known; {known} are")
 
     @property
     def window(self) -> int | None:
