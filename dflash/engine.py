@@ -27,7 +27,7 @@ from dflash.core.protocols import Pair
 from dflash.core.stats import Recorder
 from dflash.core.types import Request, Sampling, Step
 from dflash.drafts.spec import read_spec
-from dflash.errors import ConfigError, EngineClosed, PromptError
+from dflash.errors import ConfigError, EngineClosed, MissingBackend, PromptError
 from dflash.prompt import Prompt, encode
 from dflash.reader import Reader
 from dflash.registry import BACKENDS
@@ -93,7 +93,15 @@ def open_pair(config: LoadConfig) -> Pair:
     """The pair behind ``config``, opened by its backend."""
     toy = config.target == "toy" or config.target.startswith("toy:")
     name = ("toy" if toy else "torch") if config.backend == "auto" else config.backend
-    pair: Pair = BACKENDS.load(name)(config)
+    try:
+        opener = BACKENDS.load(name)
+    except ModuleNotFoundError as problem:
+        if problem.name is None or problem.name.split(".")[0] == "dflash":
+            raise
+        raise MissingBackend(
+            f"backend {name!r} needs {problem.name}: pip install 'dflash-engine[{name}]'"
+        ) from problem
+    pair: Pair = opener(config)
     return pair
 
 

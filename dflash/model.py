@@ -1,0 +1,300 @@
+"""The PyTorch face of upstream's package: its names, its arguments, its results.
+
+    draft = DFlashDraftModel.from_pretrained("path/or/hub-id")
+    output_ids = draft.spec_generate(input_ids=ids, target=target, max_new_tokens=256)
+
+The target is a transformers model that the caller made; it is never altered. Counting is upstream's
+here: ``acceptance_lengths`` holds tokens committed per round, the bonus included. Not kept from
+upstream: a cache argument of ``forward`` (all context rows come with each call), and more than one
+sequence at a time, which is an error. There is no loop in this file: ``dflash.core`` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+from dflash.errors import ConfigError, MissingBackend
+from dflash.prompt import encode
+
+try:
+    import torch
+    from torch import Tensor
+except ImportError as problem:
+    raise MissingBackend(
+        "dflash.model needs torch: pip install 'dflash-engine[torch]'"
+    ) from problem
+
+from dflash.backends.torch.dflash import DFlashDraftModel as Module
+from dflash.backends.torch.draft_load import draft_dtype, resolve_draft
+from dflash.backends.torch.draft_weights import load_weights
+from dflash.backends.torch.load import wrap_target
+from dflash.config import GenerateConfig, LoadConfig, token_ids
+from dflash.datasets import load_and_process_dataset
+from dflash.drafts.layers import build_target_layer_ids
+from dflash.drafts.spec import DraftSpec, Taps, read_spec
+from dflash.model_run import GenerationStats, Run, make_request, make_stats
+
+__all__ = [
+    "DFlashDraftModel",
+    "GenerationStats",
+    "build_target_layer_ids",
+    "dflash_generate",
+    "extract_context_feature",
+    "load_and_process_dataset",
+    "sample",
+]
+
+GREEDY_BELOW = 1e-5  # upstream's border between argmax and sampling
+
+
+class DFlashDraftModel(Module):
+    """A DFlash v1 draft. Parameters have the names of published checkpoints.
+
+    Assignable, honoured by the next generation: ``block_size`` (anchor included; clamped to the
+    native size), ``mask_token_id``, ``target_layer_ids``, ``sliding_window_size`` (context rows the
+    draft keeps; None = as trained).
+    """
+
+    def __init__(self, spec: DraftSpec) -> None:
+        """Weights are NaN until loaded; use ``from_pretrained``."""
+        super().__init__(spec)
+        self.block_size = spec.block_size
+        self.name = "draft"
+        self._window: int | None = None
+        self.own_tables: dict[
+            str, Tensor
+        ] = {}  # embedding, head, maps that the draft brought itself
+        self.config = SimpleNamespace(
+            **{
+                **{str(key): value for key, value in spec.raw.items()},
+                "block_size": spec.block_size,
+                "mask_token_id": spec.mask_token_id,
+                "target_layer_ids": list(spec.taps),
+            }
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        dtype: Any = "auto",
+        torch_dtype: Any = None,
+        device_map: Any = None,
+        sliding_window_size: int | None = None,
+        taps: Taps = None,
+        trust_remote_code: bool = False,
+        attn_implementation: str | None = None,
+    ) -> Self:
+        """The draft in a folder or behind a hub id, in eval mode.
+
+        ``dtype`` is float32 or bfloat16, by name or as torch's; "auto" keeps the stored one
+        (bfloat16 for a draft stored as float16). ``device_map`` is one device; without it the draft
+        moves to its target's device on first use. ``trust_remote_code`` and
+        ``attn_implementation`` are accepted and change nothing: no code of a checkpoint is run.
+        Raises CheckpointError, WeightsError, ConfigError, DownloadError.
+        """
+        del trust_remote_code, attn_implementation
+        folder = resolve_draft(str(path))
+        spec = read_spec(folder, taps=taps)
+        kind = _dtype(torch_dtype if torch_dtype is not None else dtype, spec)
+        loaded, tables = load_weights(folder, spec, device=_device(device_map), dtype=kind)
+        with torch.device("meta"):
+            model = cls(spec)
+        model.load_state_dict(loaded.state_dict(), assign=True)
+        model.rotary = loaded.rotary
+        model.own_tables = tables
+        model.name = str(path)
+        model.sliding_window_size = sliding_window_size
+        return model.eval().requires_grad_(False)
+
+    @property
+    def mask_token_id(self) -> int:
+        """Id that stands for a token not drafted yet."""
+        return self.spec.mask_token_id
+
+    @mask_token_id.setter
+    def mask_token_id(self, value: int) -> None:
+        self.spec = replace(self.spec, mask_token_id=_one(value, "mask_token_id"))
+
+    @property
+    def target_layer_ids(self) -> list[int]:
+        """Tapped layers of the target, output-of-layer ids."""
+        return list(self.spec.taps)
+
+    @target_layer_ids.setter
+    def target_layer_ids(self, value: Sequence[int]) -> None:
+        taps = token_ids(value)
+        if len(taps) != len(self.spec.taps):
+            raise ConfigError(
+                f"this draft fuses {len(self.spec.taps)} tapped layers, got {len(taps)} ids"
+            )
+        self.spec = replace(self.spec, taps=taps)
+
+    @property
+    def sliding_window_size(self) -> int | None:
+        """Context rows the draft keeps; None = as trained."""
+        return self._window
+
+    @sliding_window_size.setter
+    def sliding_window_size(self, value: int | None) -> None:
+        if value is not None and _one(value, "sliding_window_size") < 1:
+            raise ConfigError(f"sliding_window_size must be 1 or more, or None; got {value}")
+        self._window = value
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.fc.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.fc.weight.dtype
+
+    def forward(
+        self,
+        position_ids: Tensor,  # [1, n + R] of context and block rows
+        noise_embedding: Tensor,  # [B, R, H] embedded anchor and mask tokens
+        target_hidden: Tensor,  # [B, n, M*Ht] tapped hidden states of all the context
+    ) -> Tensor:  # [B, R, H]
+        """Final hidden states of the block over the whole context; every row sees every other.
+
+        Layers that are causal or slide need masks: generation makes them, this plain form does not
+        and raises ConfigError.
+        """
+        if any(self.spec.causal) or self.spec.sliding_window is not None:
+            raise ConfigError("forward is for drafts of full, non-causal layers; use spec_generate")
+        positions = position_ids.reshape(-1)
+        rows = target_hidden.shape[1]
+        context = self.context_kv(self.fuse(target_hidden), positions[:rows])
+        return self.block(noise_embedding, positions[rows:], context)
+
+    def spec_generate(
+        self,
+        target: Any,
+        input_ids: Any,
+        max_new_tokens: int = 2048,
+        stop_token_ids: Any = None,
+        temperature: float = 0.0,
+        *,
+        block_size: int | None = None,
+        mask_token_id: int | None = None,
+        return_stats: bool = False,
+        top_p: float = 1.0,
+        top_k: int = 0,
+    ) -> Any:
+        """Ids [1, T] of prompt and answer; GenerationStats with ``return_stats``.
+
+        Stop ids left out are those of the target's generation config; [] stops nowhere.
+        """
+        if stop_token_ids is None:
+            stop_token_ids = wrap_target(target).eos_ids
+        return dflash_generate(
+            self,
+            target,
+            input_ids,
+            max_new_tokens,
+            stop_token_ids,
+            temperature,
+            block_size,
+            mask_token_id,
+            return_stats,
+            top_p,
+            top_k,
+        )
+
+
+def dflash_generate(
+    model: DFlashDraftModel,
+    target: Any,
+    input_ids: Any,  # [1, T]
+    max_new_tokens: int,
+    stop_token_ids: Any = None,  # an int, a list, a tuple, a tensor; None = go on
+    temperature: float = 0.0,
+    block_size: int | None = None,  # anchor included; None = model.block_size; 1 = plain decoding
+    mask_token_id: int | None = None,
+    return_stats: bool = False,
+    top_p: float = 1.0,
+    top_k: int = 0,
+) -> Any:
+    """Ids [1, T] of prompt and answer, on the device of ``input_ids``.
+
+    Sampling (temperature above 0) draws from torch's generator, so ``torch.manual_seed`` repeats
+    it. Raises PromptError (empty, longer than the context, more than one sequence), ConfigError
+    and PairError (the draft does not fit this target).
+    """
+    asked = GenerateConfig(
+        max_tokens=max_new_tokens,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_k=top_k or 0,
+        top_p=1.0 if top_p is None else top_p,
+        stop_token_ids=stop_token_ids,
+        block_size=model.block_size if block_size is None else block_size,
+    )
+    given = input_ids["input_ids"] if isinstance(input_ids, Mapping) else input_ids
+    prompt = encode(None, given)
+    run = Run(model, wrap_target(target), mask_token_id)
+    seed = int(torch.randint(2**62, ()))  # from torch's generator: manual_seed repeats a text
+    request = make_request(prompt, asked, run.target, seed)
+    steps = run.steps(request, run.clamp(int(asked.block_size or 1)))
+    made = [token for step in steps for token in step.tokens]
+    device = given.device if isinstance(given, Tensor) else run.target.device
+    output = torch.tensor([[*prompt, *made]], device=device)
+    return make_stats(output, len(prompt), steps) if return_stats else output
+
+
+def extract_context_feature(hidden_states: Sequence[Tensor], layer_ids: Sequence[int]) -> Tensor:
+    """Tapped states side by side: [B, T, M*Ht] from transformers' ``hidden_states``.
+
+    ``hidden_states[0]`` is the embedding, so the output of layer ``i`` is entry ``i + 1``.
+    """
+    return torch.cat([hidden_states[i + 1] for i in layer_ids], dim=-1)
+
+
+def sample(logits: Tensor, temperature: float = 0.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """Ids [B, T] from logits [B, T, V]: argmax below 1e-5, else drawn from torch's generator."""
+    if temperature < GREEDY_BELOW:
+        return logits.argmax(dim=-1)
+    scores = logits.float() / temperature
+    if 0 < top_k < scores.shape[-1]:
+        least = scores.topk(top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    p = scores.softmax(dim=-1)
+    if top_p < 1.0:
+        ordered, order = p.sort(dim=-1, descending=True)
+        ordered = ordered.masked_fill(ordered.cumsum(dim=-1) - ordered >= top_p, 0.0)
+        p = torch.zeros_like(p).scatter(-1, order, ordered)
+    drawn = torch.multinomial(p.reshape(-1, p.shape[-1]), 1)
+    return drawn.reshape(logits.shape[:-1])
+
+
+def _dtype(asked: Any, spec: DraftSpec) -> torch.dtype:
+    """ "auto" = as stored; what is stored as float16 runs in bfloat16."""
+    if asked is None or asked == "auto":
+        stored = str(spec.raw.get("dtype") or spec.raw.get("torch_dtype") or "float32")
+        wide = stored.removeprefix("torch.") == "float32"
+        return torch.float32 if wide else torch.bfloat16
+    return draft_dtype(LoadConfig("draft", draft_dtype=asked).draft_dtype, torch.float32)
+
+
+def _device(device_map: Any) -> torch.device:
+    if device_map is None or device_map == "auto":  # it follows its target on first use
+        return torch.device("cpu")
+    if isinstance(device_map, Mapping):
+        places = set(device_map.values())
+        if len(places) != 1:
+            raise ConfigError(f"a draft lives on one device, device_map names {len(places)}")
+        device_map = places.pop()
+    return torch.device(device_map)
+
+
+def _one(value: Any, name: str) -> int:
+    ids = token_ids(value)
+    if len(ids) != 1:
+        raise ConfigError(f"{name} must be one integer, got {value!r}")
+    return ids[0]

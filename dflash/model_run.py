@@ -1,0 +1,130 @@
+"""One generation of the PyTorch façade: the caller's target, its draft, the core's loop."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from dflash.backends.torch.dflash_session import DFlashSession
+from dflash.backends.torch.draft_load import make_tables, target_facts
+from dflash.backends.torch.load import LoadedTarget
+from dflash.backends.torch.target import TorchTargetSession
+from dflash.config import GenerateConfig
+from dflash.core.decode import decode
+from dflash.core.policy import Fixed, Off
+from dflash.core.types import Request, Sampling, Step
+from dflash.doctor.static import Choice, check_pair, insist
+from dflash.errors import PromptError
+
+if TYPE_CHECKING:
+    from dflash.model import DFlashDraftModel
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """What ``return_stats=True`` returns; upstream's fields."""
+
+    output_ids: Tensor  # [1, T], the prompt included
+    num_input_tokens: int
+    num_output_tokens: int
+    time_to_first_token: float  # seconds
+    time_per_output_token: float  # seconds; prefill left out
+    acceptance_lengths: list[int]  # tokens committed per round, the bonus counted
+
+
+@dataclass
+class Run:
+    """One generation of a draft beside the caller's target."""
+
+    model: DFlashDraftModel
+    target: LoadedTarget
+    mask_token_id: int | None
+
+    def __post_init__(self) -> None:
+        """Move the draft to its target and check that the two belong together."""
+        if self.model.device != self.target.device:
+            self.model.to(self.target.device)
+        if self.mask_token_id is not None:
+            self.model = copy.copy(self.model)  # the weights are shared, the spec is not
+            self.model.mask_token_id = self.mask_token_id
+        spec, name = self.model.spec, str(self.model.dtype).removeprefix("torch.")
+        choice = Choice(self.model.name, dtype=name, window=self.model.sliding_window_size)
+        facts = target_facts(self.target)
+        for message in insist(check_pair(spec, facts, choice), facts, choice):
+            warnings.warn(message, UserWarning, stacklevel=2)
+
+    def clamp(self, block_size: int) -> int:
+        """``block_size``, at most the native one, with a warning where it was more."""
+        native = self.model.spec.block_size
+        if block_size > native:
+            warnings.warn(
+                f"block size {block_size} is more than this draft can do: running with its native "
+                f"{native}",
+                UserWarning,
+                stacklevel=2,
+            )
+        return min(block_size, native)
+
+    def steps(self, request: Request, block_size: int) -> list[Step]:
+        """The whole generation, a step a round."""
+        room = len(request.prompt) + request.max_tokens + block_size
+        target = TorchTargetSession(self.target.model, self.model.spec.taps, room)
+        drafts = [self._draft(room)] if block_size > 1 else []
+        policy = Fixed(block_size) if drafts else Off()
+        try:
+            return list(decode(request, target, drafts, policy, time.perf_counter_ns))
+        finally:
+            for draft in drafts:
+                draft.close()
+            target.close()
+
+    def _draft(self, room: int) -> DFlashSession:
+        tables = make_tables(self.model.spec, self.target, self.model.own_tables)
+        return DFlashSession(self.model, tables, room, window=self.model.sliding_window_size)
+
+
+def make_request(
+    prompt: list[int], asked: GenerateConfig, target: LoadedTarget, seed: int
+) -> Request:
+    """The request behind a call. Raises PromptError for a prompt that does not fit."""
+    room = target.context_length - len(prompt)
+    if room <= 0:
+        raise PromptError(
+            f"the prompt has {len(prompt)} tokens and the context holds {target.context_length}, "
+            "the answer included: shorten the prompt"
+        )
+    if max(prompt) >= target.vocab_size:
+        raise PromptError(
+            f"token id {max(prompt)} is outside the target's vocabulary of {target.vocab_size}"
+        )
+    return Request(
+        prompt=prompt,
+        max_tokens=min(asked.max_tokens, room),
+        stop_ids=frozenset(asked.stop_token_ids),
+        sampling=Sampling(
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            seed=seed,
+        ),
+    )
+
+
+def make_stats(output: Tensor, prompt_length: int, steps: Sequence[Step]) -> GenerationStats:
+    """Upstream's figures from the steps of a finished generation."""
+    first = next(i for i, step in enumerate(steps, 1) if step.verdict.tokens)  # ends the prefill
+    rounds, made = steps[first:], output.shape[1] - prompt_length
+    return GenerationStats(
+        output_ids=output,
+        num_input_tokens=prompt_length,
+        num_output_tokens=made,
+        time_to_first_token=sum(step.ns for step in steps[:first]) / 1e9,
+        time_per_output_token=sum(step.ns for step in rounds) / 1e9 / max(made, 1),
+        acceptance_lengths=[len(step.tokens) for step in rounds],
+    )
