@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs, its commands and flags exist, its links lead somewhere."""
+"""The documentation is true: its code runs, its commands exist, its links lead somewhere."""
 
 from __future__ import annotations
 
