@@ -26,14 +26,16 @@ from transformers.cache_utils import (
 from dflash.errors import CheckpointError
 
 
-class PreallocatedLayer(CacheLayerMixin):  # type: ignore[misc]
+class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values of one attention layer; ``window`` limits what is shown, not what is kept."""
 
     is_croppable = True
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, capacity: int, window: int | None = None) -> None:
         """Room for ``capacity`` tokens; memory is taken at the first ``update``."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.capacity = capacity
         self.window = window
         self.is_sliding = window is not None  # transformers' masks ask for it
@@ -105,7 +107,7 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
 
 
-class PreallocatedCache(Cache):  # type: ignore[misc]
+class PreallocatedCache(Cache):
     """Preallocated layers of one model, moved back and forth together."""
 
     def __init__(self, layers: list[Any]) -> None:

@@ -32,8 +32,23 @@ def free_bytes(device: torch.device) -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min(found + _container_free(), default=None)
+
+
+def _container_free() -> list[int]:
+    """What a container's limit leaves (control groups, version 2); [] without one."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = ((group / name).read_text() for name in ("memory.max", "memory.current"))
+        reclaimable = [
+            int(line.split()[1])
+            for line in (group / "memory.stat").read_text().splitlines()
+            if line.startswith("inactive_file ")
+        ]
+        return [int(most) - int(used) + sum(reclaimable)]
+    except (OSError, ValueError):  # no such group, or "max"
+        return []
 
 
 def require(what: str, needed: int, device: torch.device) -> None:
@@ -60,11 +75,7 @@ def guard(what: str) -> Iterator[None]:
 
 def readable(count: int) -> str:
     """``1536 -> '1.5 KiB'``."""
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size /= 1024
-    else:
-        unit = "TiB"
-    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+    if count < 1024:
+        return f"{count} bytes"
+    power = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB"

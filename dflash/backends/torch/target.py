@@ -142,9 +142,7 @@ class Forward:
         self._keep = "logits_to_keep" in names
         self.device = model.get_input_embeddings().weight.device
 
-    def __call__(
-        self, rows: Sequence[int] | Tensor, cache: PreallocatedCache, keep: int
-    ) -> Tensor:
+    def __call__(self, rows: Sequence[int] | Tensor, cache: PreallocatedCache, keep: int) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
         ids = torch.as_tensor(rows, device=self.device)[None]
         options: dict[str, Any] = {self._cache: cache, "use_cache": True}

@@ -1,0 +1,319 @@
+"""Open a target: a Hugging Face folder, a hub id, a GGUF file, or a model the user already has.
+
+Reads safetensors and GGUF only; nothing in a checkpoint is executed unless ``trust_remote_code``
+is switched on by name. Every problem is one error of ``dflash.errors`` with the next step.
+Weights are complete, finite and in one dtype when ``load_target`` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from dflash.backends.torch.cache import check_cache
+from dflash.backends.torch.checkpoint import count_weights, read_config, require_target, resolve
+from dflash.backends.torch.memory import guard, require
+from dflash.backends.torch.packed import PackReport, pack_model
+from dflash.errors import CheckpointError, ConfigError, WeightsError
+
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A causal LM ready to run, and what the rest of the package needs to know of it."""
+
+    model: Any  # transformers PreTrainedModel
+    tokenizer: Any  # transformers tokenizer; None if the user gave none
+    name: str  # what the user asked for
+    device: torch.device
+    dtype: torch.dtype
+    eos_ids: frozenset[int]
+    context_length: int  # most tokens, prompt and output together
+    packed: PackReport = field(default_factory=PackReport)
+    owned: bool = True  # False: the user's own model object, never altered
+
+    @property
+    def config(self) -> Any:
+        """The text config of the model."""
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def hidden_size(self) -> int:
+        """Ht, width of a tapped state."""
+        return int(self.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers: taps are 0 .. num_layers - 1."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, rows of the head (may be more than the tokenizer has tokens)."""
+        return int(self.embedding.shape[0])
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """Raw input embedding table ``[V, Ht]``, no family-specific scale applied."""
+        weight: torch.Tensor = self.model.get_input_embeddings().weight
+        return weight
+
+    @property
+    def head(self) -> nn.Module:
+        """The output head ``[.., Ht] -> [.., V]``, without softcap or multiplier."""
+        head: nn.Module = self.model.get_output_embeddings()
+        return head
+
+    def bytes(self) -> int:
+        """Bytes of the weights, packed copies included."""
+        return self.packed.bytes + sum(int(p.nbytes) for p in self.model.parameters())
+
+
+def load_target(
+    path: str,
+    device: str | None = None,
+    dtype: str | None = None,
+    *,
+    pack: bool = True,
+    trust_remote_code: bool = False,
+) -> LoadedTarget:
+    """Open the target at ``path``: a folder, a ``.gguf`` file or a hub id.
+
+    ``dtype`` None is float32 on a CPU and bfloat16 elsewhere. ``pack`` lets prepacked copies
+    replace the weights of linear layers on a CPU (``packed.py``).
+    Raises CheckpointError, WeightsError, DownloadError, ConfigError, OutOfMemory.
+    """
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    folder = resolve(path, code=trust_remote_code)
+    require_target(read_config(folder), path)
+    require(f"the target {path}", count_weights(folder) * kind.itemsize, where)
+    with quiet():
+        model = _read_model(folder, kind, trust_remote_code)
+        tokenizer = _read_tokenizer(folder, trust_remote_code)
+    with guard(f"moving {path} to {where}"):
+        model = model.to(where).eval().requires_grad_(False)
+        report = _settle(model, path, pack)
+    return _describe(model, tokenizer, path, report)
+
+
+def _settle(model: Any, name: str, pack: bool) -> PackReport:
+    """Check every weight, pack what can be packed. One walk: files are mapped, read once, freed."""
+    check = FiniteCheck(name)
+    report = pack_model(model, check.look) if pack else PackReport(reason="switched off")
+    for key, weight in model.named_parameters():
+        check.look(key, weight)
+    check.done()
+    if report.layers:  # the rest leaves the mapped file too, or all of it would stay in memory
+        for weight in model.parameters():
+            weight.data = weight.data.clone()
+    return report
+
+
+def wrap_target(model: Any, tokenizer: Any = None, name: str | None = None) -> LoadedTarget:
+    """The same description for a model the user holds. The model is not changed in any way.
+
+    Raises CheckpointError for models that are not decoder-only causal LMs with a cache that can
+    be rolled back.
+    """
+    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+        raise CheckpointError(
+            f"a target must be a transformers causal LM, got {type(model).__name__}"
+        )
+    title = name or getattr(model, "name_or_path", "") or type(model).__name__
+    return _describe(model, tokenizer, title, PackReport(reason="the model is yours"), owned=False)
+
+
+def _describe(
+    model: Any, tokenizer: Any, name: str, packed: PackReport, *, owned: bool = True
+) -> LoadedTarget:
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise CheckpointError(f"{name} is an encoder-decoder model; a target is decoder-only")
+    check_cache(model.config)
+    if model.get_output_embeddings() is None:
+        raise CheckpointError(f"{name} has no language-model head, so it cannot be a target")
+    weight = model.get_input_embeddings().weight
+    return LoadedTarget(
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        device=weight.device,
+        dtype=weight.dtype,
+        eos_ids=eos_ids(model, tokenizer),
+        context_length=_context_length(model.config, tokenizer),
+        packed=packed,
+        owned=owned,
+    )
+
+
+def eos_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
+    """Every id that ends a text, from generation config, model config and tokenizer together.
+
+    Each may hold an int, a list, a tuple or a tensor, or nothing.
+    """
+    sources = (
+        getattr(model, "generation_config", None),
+        model.config,
+        model.config.get_text_config(decoder=True),
+        tokenizer,
+    )
+    found: set[int] = set()
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        if isinstance(value, torch.Tensor):
+            value = value.flatten().tolist()
+        if value is not None:
+            found.update([value] if isinstance(value, int) else value)
+    return frozenset(int(i) for i in found)
+
+
+def _context_length(config: Any, tokenizer: Any) -> int:
+    text = config.get_text_config(decoder=True)
+    length = getattr(text, "max_position_embeddings", None)
+    if length is None:  # families without positions to run out of: trust the tokenizer
+        length = min(getattr(tokenizer, "model_max_length", 1 << 15), 1 << 20)
+    return int(length)
+
+
+def pick_device(device: str | None) -> torch.device:
+    """``device``, or the best there is. Raises ConfigError for one that is not there."""
+    if device is None:
+        best = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device("mps" if torch.backends.mps.is_available() else best)
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be cpu, cuda, cuda:N or mps, got {device!r}") from error
+    available = {
+        "cpu": True,
+        "cuda": (chosen.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not available.get(chosen.type, False):
+        raise ConfigError(f"device {device!r} is not available here. Use --device cpu")
+    return chosen
+
+
+def pick_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
+    """``dtype`` by name, or float32 on a CPU and bfloat16 elsewhere."""
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    chosen = getattr(torch, dtype, None)
+    if not isinstance(chosen, torch.dtype):
+        raise ConfigError(f"dtype must be float32, bfloat16 or float16, got {dtype!r}")
+    return chosen
+
+
+def _read_model(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """The model with every weight from the checkpoint. Raises CheckpointError, WeightsError."""
+    try:
+        with guard(f"loading {folder}"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
+    except LOAD_ERRORS as error:
+        raise _explain(folder, error) from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise WeightsError(
+            f"{folder} lacks {len(missing)} tensors its config asks for: {_some(missing)}. "
+            "The download is incomplete or the config belongs to another model"
+        )
+    return model
+
+
+def _read_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except LOAD_ERRORS as error:
+        raise CheckpointError(
+            f"{folder} has no tokenizer that can be read: {_first_line(error)}. "
+            "Copy tokenizer.json and tokenizer_config.json into the folder"
+        ) from error
+
+
+def _explain(folder: Path, error: BaseException) -> CheckpointError:
+    """transformers' complaint as ours."""
+    text = str(error)
+    if "trust_remote_code" in text:
+        return CheckpointError(
+            f"{folder} brings its own model code, which is not run unless you say so: read it, "
+            "then pass --trust-remote-code (trust_remote_code=True)"
+        )
+    if "size mismatch" in text or "mismatched" in text:
+        return WeightsError(f"tensors of {folder} do not have the shapes of its config: {text}")
+    return CheckpointError(f"transformers cannot load {folder}: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+class FiniteCheck:
+    """Looks at weights as they pass; NaN and infinity show in a sum, so it is cheap."""
+
+    def __init__(self, name: str) -> None:
+        """``name`` of the checkpoint, for the error."""
+        self._name = name
+        self._bad: list[str] = []
+
+    def look(self, key: str, weight: torch.Tensor) -> None:
+        """Remember ``key`` if ``weight`` has a NaN or an infinity."""
+        if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
+            self._bad.append(key)
+
+    def done(self) -> None:
+        """Raise WeightsError if there was one."""
+        if self._bad:
+            raise WeightsError(
+                f"{self._name} has weights that are NaN or infinite: {_some(self._bad)}. The file "
+                "is damaged or was converted to too narrow a dtype; get it again"
+            )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and warnings: what matters is raised instead."""
+    speaker: Any = logging
+    level, bars = speaker.get_verbosity(), speaker.is_progress_bar_enabled()
+    speaker.set_verbosity_error()
+    speaker.disable_progress_bar()
+    try:
+        yield
+    finally:
+        speaker.set_verbosity(level)
+        if bars:
+            speaker.enable_progress_bar()

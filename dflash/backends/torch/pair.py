@@ -1,0 +1,102 @@
+"""A target and its draft on torch, and the sessions they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+
+from dflash.backends.torch.draft_load import LoadedDraft, load_draft
+from dflash.backends.torch.load import LoadedTarget, load_target
+from dflash.backends.torch.memory import kv_bytes, require
+from dflash.backends.torch.target import TorchTargetSession
+from dflash.backends.torch.tokenizer import ModelTokenizer
+from dflash.config import LoadConfig
+from dflash.core.protocols import DraftSession
+
+ROOM = 32  # cache rows past the capacity: one block may be written there and rolled back
+
+
+class TorchPair:
+    """The Pair protocol over a loaded target and, perhaps, a draft."""
+
+    backend = "torch"
+
+    def __init__(self, target: LoadedTarget, draft: LoadedDraft | None = None) -> None:
+        """The pair owns both from here on."""
+        self._target: LoadedTarget | None = target
+        self._draft = draft
+        self.target_name = target.name
+        self.draft_name = None if draft is None else draft.name
+        self.tokenizer = ModelTokenizer(target.tokenizer)
+        self.context_length = target.context_length
+        self.vocab_size = target.vocab_size
+        self.eos_ids = target.eos_ids
+        self.draft_block_size = None if draft is None else draft.spec.block_size
+        self.default_block_size = None if draft is None else draft.spec.default_block_size
+        self._kv = 0  # bytes of keys and values of the largest session opened
+
+    @classmethod
+    def open(cls, load: LoadConfig) -> Self:
+        """Load both models as ``load`` says."""
+        if load.threads is not None:
+            torch.set_num_threads(load.threads)
+        target = load_target(
+            load.target,
+            load.device,
+            load.dtype,
+            pack=load.pack_weights,
+            trust_remote_code=load.trust_remote_code,
+        )
+        if load.draft is None:
+            return cls(target)
+        draft = load_draft(
+            load.draft,
+            target,
+            load.draft_dtype,
+            window=load.draft_sliding_window_size,
+            taps=load.taps,
+            pack=load.pack_weights,
+        )
+        return cls(target, draft)
+
+    @property
+    def target(self) -> LoadedTarget:
+        """The loaded target."""
+        assert self._target is not None, "the pair is closed"
+        return self._target
+
+    @property
+    def draft(self) -> LoadedDraft | None:
+        """The loaded draft; None = plain decoding only."""
+        return self._draft
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is odd about this pair, in sentences for the user."""
+        return () if self._draft is None else self._draft.warnings
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes per component: weights, and keys and values of the largest session so far."""
+        parts = {"target": self.target.bytes(), "target_kv": self._kv}
+        if self._draft is not None:
+            parts["draft"] = self._draft.bytes()
+        return parts
+
+    def open_target(self, capacity: int) -> TorchTargetSession:
+        """A session with room for ``capacity`` tokens. Raises OutOfMemory before allocating."""
+        target = self.target
+        size = kv_bytes(target.config, capacity + ROOM, target.dtype)
+        require(f"a context of {capacity} tokens", size, target.device)
+        self._kv = max(self._kv, size)
+        taps = () if self._draft is None else self._draft.spec.taps
+        return TorchTargetSession(target.model, taps, capacity + ROOM)
+
+    def open_drafts(self, capacity: int) -> list[DraftSession[Any]]:
+        """One fresh session of the draft; [] without one."""
+        return [] if self._draft is None else [self._draft.open(capacity + ROOM)]
+
+    def close(self) -> None:
+        """Drop the weights; idempotent. Memory returns once the sessions are closed too."""
+        self._target = self._draft = None
