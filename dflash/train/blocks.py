@@ -23,6 +23,11 @@ class Blocks:
     positions: Tensor  # [b, 1, N*B]
     anchors: Tensor  # [b, N]
 
+    @property
+    def size(self) -> int:
+        """B, rows of one block."""
+        return self.labels.shape[-1] + 1
+
 
 def draw_anchors(answer: Sequence[bool], count: int, generator: torch.Generator) -> list[int]:
     """Up to ``count`` distinct positions whose next token is an answer token, ascending."""
@@ -85,5 +90,5 @@ def attention_mask(
     if window is not None:
         seen = seen & (query - key < window)
         own = own & ((slot[:, None] - slot).abs() < window)
-    blocks = torch.block_diag(*[own.float()] * number).bool()
+    blocks = torch.kron(torch.eye(number, device=own.device), own.float()).bool()
     return torch.cat((seen, blocks.expand(len(anchors), -1, -1)), dim=-1)[:, None]

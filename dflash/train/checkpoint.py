@@ -60,18 +60,24 @@ def load_state(
 
     file = folder / f"{STATE}.safetensors"
     if not file.is_file():
-        raise CheckpointError(f"nothing to resume in {folder}: no {file.name}. Start without --resume")
+        raise CheckpointError(
+            f"nothing to resume in {folder}: no {file.name}. Start without --resume"
+        )
     try:
         with safe_open(file, framework="pt") as opened:
             meta = json.loads(opened.metadata()["state"])
         tensors = load_file(file)
     except SafetensorError as error:
-        raise CheckpointError(f"{file} is damaged ({error}); start again without --resume") from error
+        raise CheckpointError(
+            f"{file} is damaged ({error}); start again without --resume"
+        ) from error
     changed = [key for key, value in identity.items() if meta["identity"].get(key) != value]
     if changed:
         raise ConfigError(
             f"the run in {folder} was started with other settings: "
-            + ", ".join(f"{k}: {meta['identity'].get(k)!r} then, {identity[k]!r} now" for k in changed)
+            + ", ".join(
+                f"{k}: {meta['identity'].get(k)!r} then, {identity[k]!r} now" for k in changed
+            )
             + ". Use the old ones, or another --out"
         )
     own = dict(model.named_parameters())

@@ -44,7 +44,8 @@ class Schedule:
     weight_decay: float = 0.01
     clip: float = 1.0
     sequences: int = 2  # a step
-    anchors: int = 32  # blocks a sequence
+    anchors: int = 32  # blocks a sequence, at the native block size
+    block_sizes: tuple[int, ...] = ()  # taken in turn, a step each; () = always the native size
     seed: int = 0
 
 
@@ -86,6 +87,11 @@ class TrainConfig:
         ):
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        wrong = [size for size in schedule.block_sizes if not 2 <= size <= shape.block_size]
+        if wrong:
+            raise ConfigError(
+                f"--block-sizes {wrong}: each must be between 2 and --block-size {shape.block_size}"
+            )
         if not self.data:
             raise ConfigError("no training data: pass --data FILE.jsonl")
         if schedule.learning_rate <= 0:
@@ -106,5 +112,13 @@ class TrainConfig:
     def identity(self) -> dict[str, Any]:
         """What must not change between a run and its continuation."""
         plain = self.to_json()
-        free = ("out", "resume", "eval_every", "eval_prompts", "checkpoint_every", "threads", "device")
+        free = (
+            "out",
+            "resume",
+            "eval_every",
+            "eval_prompts",
+            "checkpoint_every",
+            "threads",
+            "device",
+        )
         return {key: value for key, value in plain.items() if key not in free}

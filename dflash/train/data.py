@@ -70,7 +70,7 @@ def load_corpus(
         except DataError as error:
             if not skip_malformed:
                 raise DataError(
-                    f"{place}: {error}. Mend the line, or pass --skip-malformed to leave such lines out."
+                    f"{place}: {error}. Mend the line, or pass --skip-malformed to leave such out"
                 ) from None
             skipped.append(f"{place}: {error}")
             continue
@@ -88,11 +88,15 @@ def lines(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """(``file:line``, text) of every non-empty line; .gz files are opened as they are."""
     for path in paths:
         if not path.is_file():
-            raise ConfigError(f"training data {path} is not a file; --data takes a JSONL (or .jsonl.gz)")
+            raise ConfigError(
+                f"training data {path} is not a file; --data takes a JSONL (or .jsonl.gz)"
+            )
         try:
-            with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(
-                encoding="utf-8"
-            ) as file:
+            with (
+                gzip.open(path, "rt", encoding="utf-8")
+                if path.suffix == ".gz"
+                else path.open(encoding="utf-8") as file
+            ):
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         yield f"{path}:{number}", line
@@ -136,7 +140,9 @@ def tokenise(messages: list[dict[str, str]], tokenizer: ChatTokenizer, limit: in
         )
         through = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False)
         if not before.startswith(done) or not through.startswith(before):
-            raise DataError("the chat template rewrites earlier turns, so the answer cannot be located")
+            raise DataError(
+                "the chat template rewrites earlier turns, so the answer cannot be located"
+            )
         for text, learned in ((before[len(done) :], False), (through[len(before) :], True)):
             part = tokenizer.encode(text, add_special_tokens=False)
             ids += part

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from dflash.backends.torch.features import Taps
 
 
 class FeatureStore:
@@ -23,15 +22,16 @@ class FeatureStore:
 
     def __init__(
         self,
-        target: PreTrainedModel,
+        target: Any,  # transformers causal LM
         sequences: Sequence[Sequence[int]],
         taps: Sequence[int],
         file: Path | None,
     ) -> None:
         """``file`` None keeps nothing and computes every time."""
-        self.target, self.sequences, self.taps = target, sequences, tuple(taps)
-        self.hidden: int = target.config.get_text_config().hidden_size
-        self.width = (len(self.taps) + 1) * self.hidden
+        self.target, self.sequences = target, sequences
+        self.taps = Taps(target, tuple(taps))
+        self.hidden: int = target.config.get_text_config(decoder=True).hidden_size
+        self.width = (len(self.taps.layers) + 1) * self.hidden
         lengths = [len(ids) for ids in sequences]
         self.offsets = np.concatenate(([0], np.cumsum(lengths)))
         self.done = np.zeros(len(lengths), dtype=bool)
@@ -57,11 +57,12 @@ class FeatureStore:
 
 
 @torch.inference_mode()
-def compute(target: PreTrainedModel, ids: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """One forward of the target body: [T, (M + 1) * Ht] bfloat16, the last part after its norm."""
-    inputs = torch.tensor([list(ids)], device=target.device)
-    out = target.base_model(input_ids=inputs, output_hidden_states=True, use_cache=False)
-    # hidden_states[l + 1] is the output of decoder layer l; the last entry is already normed, and
-    # no tap of a DFlash draft names the last layer
-    rows = [out.hidden_states[layer + 1][0] for layer in taps] + [out.last_hidden_state[0]]
-    return torch.cat(rows, dim=-1).to(torch.bfloat16).cpu().clone()
+def compute(target: Any, ids: Sequence[int], taps: Taps) -> Tensor:
+    """One forward of the target's body: [T, (M + 1) * Ht] bfloat16, the normed final state last."""
+    with taps.capture():
+        inputs = torch.tensor([list(ids)], device=target.device)
+        out = target.base_model(input_ids=inputs, use_cache=False)
+    tapped = taps.take()
+    assert tapped is not None, "a draft without taps has no features"
+    rows = torch.cat((tapped, out.last_hidden_state[0]), dim=-1)
+    return rows.to(torch.bfloat16).cpu().clone()

@@ -20,14 +20,69 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHAT_OPENERS = (
-    "Write a", "Write an", "Explain", "Explain how", "Explain why", "Describe", "Describe a",
-    "What is", "What are", "What are the main", "How do I", "How does", "How can", "Why do",
-    "Why is", "Can you", "Could you", "Imagine you are", "Pretend to be", "You are a", "Compose a",
-    "Draft a", "Create a", "Give me", "List", "Suggest", "Compare", "Summarize", "Rewrite the",
-    "Suppose", "If", "Who", "When", "Where", "Which", "In the", "Discuss", "Provide", "Help me",
-    "Tell me about", "Identify", "Evaluate", "Given the", "Solve", "Find", "Calculate", "Consider",
-    "Edit the following", "Translate", "Please", "Act as", "Design", "Develop", "Analyze", "Outline",
-    "Implement a", "Write a function", "Write a Python", "Extract", "A", "The", "I want to", "I need",
+    "Write a",
+    "Write an",
+    "Explain",
+    "Explain how",
+    "Explain why",
+    "Describe",
+    "Describe a",
+    "What is",
+    "What are",
+    "What are the main",
+    "How do I",
+    "How does",
+    "How can",
+    "Why do",
+    "Why is",
+    "Can you",
+    "Could you",
+    "Imagine you are",
+    "Pretend to be",
+    "You are a",
+    "Compose a",
+    "Draft a",
+    "Create a",
+    "Give me",
+    "List",
+    "Suggest",
+    "Compare",
+    "Summarize",
+    "Rewrite the",
+    "Suppose",
+    "If",
+    "Who",
+    "When",
+    "Where",
+    "Which",
+    "In the",
+    "Discuss",
+    "Provide",
+    "Help me",
+    "Tell me about",
+    "Identify",
+    "Evaluate",
+    "Given the",
+    "Solve",
+    "Find",
+    "Calculate",
+    "Consider",
+    "Edit the following",
+    "Translate",
+    "Please",
+    "Act as",
+    "Design",
+    "Develop",
+    "Analyze",
+    "Outline",
+    "Implement a",
+    "Write a function",
+    "Write a Python",
+    "Extract",
+    "A",
+    "The",
+    "I want to",
+    "I need",
 )
 CODE_OPENERS = (
     "def ", "from typing import List\n\n\ndef ", "\ndef ", "import math\n\n\ndef ",
@@ -63,7 +118,7 @@ def batches(
     max_tokens: int,
     temperature: float,
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield (prompt, continuation, ended by itself), longest prompts first so that padding is small."""
+    """Yield (prompt, continuation, ended by itself), in order of length: little is padding."""
     import torch
 
     sampling: dict[str, Any] = {"do_sample": False}
@@ -92,7 +147,7 @@ def self_ask(
     batch: int = 96,
     seed: int = 0,
 ) -> list[tuple[str, str]]:
-    """Questions written by the target: [(kind, text)], kind is ``chat`` or ``code``; duplicates dropped."""
+    """Questions written by the target: [(kind, text)], kind ``chat`` or ``code``, no duplicates."""
     import torch
 
     torch.manual_seed(seed)
@@ -116,7 +171,7 @@ def self_ask(
 
 
 def closed_docstring(text: str) -> str:
-    """Cut a function to signature and docstring (a code-completion prompt); empty if it has none."""
+    """A function cut to signature and docstring (a code prompt); empty if it has none."""
     for quote in QUOTES:
         parts = text.split(quote)
         if len(parts) >= 3:

@@ -32,7 +32,11 @@ def draft_config(
 ) -> dict[str, Any]:
     """A z-lab style config.json: Qwen3 fields at the top, DFlash fields in ``dflash_config``."""
     depth = target.num_hidden_layers
-    taps = build_target_layer_ids(depth, min(TAPS, depth)) if shape.taps == "auto" else list(shape.taps)
+    taps = (
+        build_target_layer_ids(depth, min(TAPS, depth))
+        if shape.taps == "auto"
+        else list(shape.taps)
+    )
     taps = sorted(set(taps))
     if taps[-1] >= depth or taps[0] < 0:
         raise ConfigError(f"--taps {taps}: the target has layers 0 to {depth - 1}")
@@ -81,5 +85,7 @@ def rope_theta(target: Any) -> float:
     parameters = parameters.get("full_attention", parameters)
     theta = parameters.get("rope_theta") or getattr(target, "rope_theta", None)
     if theta is None:
-        raise ConfigError("the target's config names no rope_theta; a draft cannot be shaped after it")
+        raise ConfigError(
+            "the target's config names no rope_theta; a draft cannot be shaped after it"
+        )
     return float(theta)

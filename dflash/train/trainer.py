@@ -80,20 +80,22 @@ def draft_states(
     noise: Tensor,  # [b, N*B, H]
 ) -> Tensor:  # [b, N, B, H]
     """Final hidden states of all blocks: the training form of one drafting pass."""
-    spec = model.spec
-    context = model.context_kv(model.fuse(features), torch.arange(features.shape[1], device=noise.device))
+    spec, size = model.spec, block.size
+    context = model.context_kv(
+        model.fuse(features), torch.arange(features.shape[1], device=noise.device)
+    )
     cache: dict[tuple[bool, int | None], Tensor] = {}
     masks: list[Tensor | None] = []
     for kind, causal in zip(spec.layer_types, spec.causal, strict=True):
         window = spec.sliding_window if kind == "sliding_attention" else None
         if (causal, window) not in cache:
             cache[causal, window] = blocks.attention_mask(
-                block.anchors.to(noise.device), features.shape[1], spec.block_size,
+                block.anchors.to(noise.device), features.shape[1], size,
                 causal=causal, window=window,
             )  # fmt: skip
         masks.append(cache[causal, window])
     states = model.block(noise, block.positions.to(noise.device), context, masks)
-    return states.unflatten(1, (-1, spec.block_size))
+    return states.reshape(len(states), -1, size, states.shape[-1])
 
 
 class Trainer:
@@ -120,9 +122,13 @@ class Trainer:
         self.autocast = wants_bfloat16(config, self.device)
         decay = config.decay
         rows = config.shape.block_size - 1
-        self.weights = None if decay == "prefix" else losses.decay_weights(
-            rows, None if decay == "uniform" else float(decay)
-        ).to(self.device)
+        self.weights = (
+            None
+            if decay == "prefix"
+            else losses.decay_weights(rows, None if decay == "uniform" else float(decay)).to(
+                self.device
+            )
+        )
         self.row_weights = losses.decay_weights(rows, rows / 2).to(self.device)
 
     def identity(self) -> dict[str, Any]:
@@ -181,17 +187,24 @@ class Trainer:
         device, objective = self.device, self.config.objective
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
             noise = self.materials.embedding[block.inputs.to(device)]
-            states = draft_states(self.model, features.to(device), block, noise)[:, :, 1:].flatten(0, 1)
+            states = draft_states(self.model, features.to(device), block, noise)[:, :, 1:].flatten(
+                0, 1
+            )
             logits = F.linear(states, self.materials.head)
         valid = block.valid.flatten(0, 1).to(device)
         labels = self.materials.tokens.index[block.labels.flatten(0, 1)].to(device)
         wanted = predicting_states(final.to(device), block)
+        weights = None if self.weights is None else self.weights[: block.size - 1]
         soft = None
         if objective.soft_mix > 0:
             with torch.no_grad():
-                soft = F.linear(wanted.to(self.materials.head.dtype), self.materials.head).float().softmax(-1)
-        entropy = losses.block_loss(logits, labels, valid, self.weights, soft, objective.soft_mix)
-        pull = losses.hidden_loss(states, wanted, valid, self.row_weights)
+                soft = (
+                    F.linear(wanted.to(self.materials.head.dtype), self.materials.head)
+                    .float()
+                    .softmax(-1)
+                )
+        entropy = losses.block_loss(logits, labels, valid, weights, soft, objective.soft_mix)
+        pull = losses.hidden_loss(states, wanted, valid, self.row_weights[: block.size - 1])
         total = entropy + objective.hidden_weight * pull
         with torch.no_grad():
             hits = (logits.argmax(-1) == labels) & valid
@@ -212,12 +225,13 @@ class Trainer:
 def prepare(
     materials: Materials, indices: list[int], config: TrainConfig, step: int
 ) -> tuple[blocks.Blocks, Tensor, Tensor] | None:
-    """Blocks, features [b, T, M*Ht] and final states [b, T, Ht] of a batch; None without anchors."""
+    """Blocks, features [b, T, M*Ht], final states [b, T, Ht] of a batch; None without anchors."""
     generator = torch.Generator().manual_seed(config.schedule.seed * 1_000_003 + step)
+    size, count = block_of_step(config, step)
     drawn = []
     for index in indices:
         sequence = materials.sequences[index]
-        anchors = blocks.draw_anchors(sequence.answer, config.schedule.anchors, generator)
+        anchors = blocks.draw_anchors(sequence.answer, count, generator)
         if anchors:
             drawn.append((index, sequence, anchors))
     if not drawn:
@@ -226,7 +240,7 @@ def prepare(
         [sequence.ids for _, sequence, _ in drawn],
         [sequence.answer for _, sequence, _ in drawn],
         [anchors for _, _, anchors in drawn],
-        config.shape.block_size,
+        size,
         materials.mask_id,
     )
     loaded = [materials.features[index] for index, _, _ in drawn]
@@ -238,12 +252,24 @@ def prepare(
     )
 
 
+def block_of_step(config: TrainConfig, step: int) -> tuple[int, int]:
+    """Block size and anchors a sequence in this step; shorter blocks get more anchors.
+
+    A draft is served at several block sizes (the policy shortens blocks where rows are dear), and
+    mask rows see each other: a draft that only ever saw full blocks is off in short ones.
+    """
+    native = config.shape.block_size
+    sizes = config.schedule.block_sizes or (native,)
+    size = sizes[step % len(sizes)]
+    return size, max(1, config.schedule.anchors * native // size)
+
+
 def predicting_states(final: Tensor, block: blocks.Blocks) -> Tensor:  # [b*N, B-1, Ht]
     """The target's state that predicts each label: the one at the position before it."""
     slots = torch.arange(block.labels.shape[-1], device=final.device)
     at = (block.anchors.to(final.device)[..., None] + slots).clamp(max=final.shape[1] - 1)
     rows = at.flatten(1)[..., None].expand(-1, -1, final.shape[-1])
-    return final.gather(1, rows).unflatten(1, at.shape[1:]).flatten(0, 1)
+    return final.gather(1, rows).reshape(-1, at.shape[-1], final.shape[-1])
 
 
 def wants_bfloat16(config: TrainConfig, device: torch.device) -> bool:

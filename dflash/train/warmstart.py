@@ -2,8 +2,8 @@
 
 A draft layer reads context rows that are shared by all layers, so each layer's input norm is
 folded into its projections (`W <- W diag(w)`, norm weight 1), and `fc` passes the last tap
-through: the copied layers then see as context what they saw in the target. What cannot be copied
-(another architecture, other widths) starts at random. Measured against a random start in docs/LOG.md.
+through: the copied layers then see as context what they saw in the target. What cannot be
+copied (another architecture, other widths) starts at random. Measured in docs/LOG.md.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ def warm_start(model: DFlashDraftModel, target: Any, samples: Sequence[Sequence[
     layers = list(getattr(target.base_model, "layers", []))[-len(model.layers) :]
     if len(layers) < len(model.layers) or not all(map(fits, model.layers, layers)):
         return False
-    scales = head_scales(target, layers, samples, model.spec.head_dim)
-    for new, old, (query, key) in zip(model.layers, layers, scales, strict=True):
-        copy_layer(new, old)
-        new.self_attn.q_norm.weight.fill_(query)
-        new.self_attn.k_norm.weight.fill_(key)
+    scales = head_scales(target, layers, samples)
+    for new, old, scale in zip(model.layers, layers, scales, strict=True):
+        copy_layer(new, old, scale)
     final = getattr(target.base_model, "norm", None)
     if final is not None and final.weight.shape == model.norm.weight.shape:
         model.norm.weight.copy_(final.weight)
@@ -62,8 +60,10 @@ def fits(new: nn.Module, old: nn.Module) -> bool:
     )
 
 
-def copy_layer(new: Any, old: Any) -> None:
-    """Projections with the input norm folded in; the feed-forward as it is."""
+def copy_layer(new: Any, old: Any, scale: tuple[float, float]) -> None:
+    """Projections with the input norm folded in; the feed-forward as it is; head norms at scale."""
+    new.self_attn.q_norm.weight.fill_(scale[0])
+    new.self_attn.k_norm.weight.fill_(scale[1])
     fold: Tensor = old.input_layernorm.weight.float()
     for name in ("q_proj", "k_proj", "v_proj"):
         weight = getattr(old.self_attn, name).weight.float() * fold
@@ -75,7 +75,7 @@ def copy_layer(new: Any, old: Any) -> None:
 
 
 def head_scales(
-    target: Any, layers: Sequence[Any], samples: Sequence[Sequence[int]], head_dim: int
+    target: Any, layers: Sequence[Any], samples: Sequence[Sequence[int]]
 ) -> list[tuple[float, float]]:
     """Root mean square of queries and keys in the layers to be copied, before rotation."""
     found: dict[tuple[int, str], list[float]] = {}
@@ -85,7 +85,7 @@ def head_scales(
             place = found.setdefault((index, name), [])
 
             def note(_m: Any, _i: Any, out: Tensor, place: list[float] = place) -> None:
-                place.append(out.float().unflatten(-1, (-1, head_dim)).pow(2).mean().sqrt().item())
+                place.append(out.float().pow(2).mean().sqrt().item())
 
             hooks.append(getattr(layer.self_attn, name).register_forward_hook(note))
     for ids in samples:

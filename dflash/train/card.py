@@ -1,0 +1,83 @@
+"""The model card of a trained draft: what it is for, how it was made, how well it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from dflash.train.config import TrainConfig
+from dflash.train.data import Corpus
+
+if TYPE_CHECKING:
+    from dflash.train.evaluate import Score
+    from dflash.train.trainer import Trainer
+
+
+def write_card(
+    config: TrainConfig,
+    draft: Mapping[str, Any],
+    trainer: Trainer,
+    corpus: Corpus,
+    walked: Score,
+    generated: Score | None,
+) -> str:
+    """README.md of the draft folder, in Markdown."""
+    name = draft["target_name"]
+    nested = draft["dflash_config"]
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    tail = trainer.history["loss"][-1:] or ["see log.jsonl"]
+    lines = [
+        "---",
+        "library_name: dflash-engine",
+        f"base_model: {name}",
+        "tags: [speculative-decoding, dflash]",
+        "---",
+        "",
+        f"# DFlash draft for {name}",
+        "",
+        f"Proposes blocks of {draft['block_size']} tokens (anchor included) for {name}; the target "
+        "verifies them, so its output does not change. Not a model to run alone.",
+        "",
+        "```bash",
+        f"dflash generate --model {name} --draft PATH_TO_THIS_FOLDER 'Why is the sky blue?'",
+        "```",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| layers | {draft['num_hidden_layers']} |",
+        f"| parameters | {parameters:,} |",
+        f"| taps (output of target layer) | {nested['target_layer_ids']} |",
+        f"| mask token id | {nested['mask_token_id']} |",
+        f"| training text | {len(corpus.train):,} conversations, "
+        f"{corpus.answer_tokens:,} answer tokens |",
+        f"| steps | {trainer.step:,} of {config.schedule.steps:,} ({trainer.skipped_steps} skipped) |",
+        f"| last loss | {tail[0]} |",
+        f"| held-out walk | {walked.mean_committed:.3f} committed per verify pass "
+        f"({walked.rounds} passes) |",
+    ]
+    if generated is not None:
+        lines.append(
+            f"| held-out generation | {generated.mean_committed:.3f} committed per verify pass "
+            f"({generated.rounds} passes) |"
+        )
+    lines += [
+        f"| made by | dflash-engine {package_version()} |",
+        "",
+        "Settings:",
+        "",
+        "```json",
+        json.dumps(config.to_json() | {"effective_decay": config.decay}, indent=2),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def package_version() -> str:
+    """Version of the installed distribution, or ``unknown`` in a bare checkout."""
+    try:
+        return version("dflash-engine")
+    except PackageNotFoundError:
+        return "unknown"

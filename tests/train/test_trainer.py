@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dflash.drafts.spec import read_spec
+from dflash.errors import CheckpointError, ConfigError
+from dflash.train import evaluate, trainer
+from dflash.train.checkpoint import export, load_state
+from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig
+from tests.train.rig import MASK, make_rig
+
+
+def states(rig: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in rig.model.state_dict().items()}
+
+
+def test_the_loss_falls(tmp_path: Path) -> None:
+    rig = make_rig(tmp_path, schedule=Schedule(steps=60, sequences=2, anchors=16))
+    records = [record["loss"] for record in rig.trainer().run()]
+    assert sum(records[-10:]) < 0.7 * sum(records[:10])
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_resumed_run_ends_in_bitwise_the_same_weights(tmp_path: Path, stop: int) -> None:
+    whole = make_rig(tmp_path / "a")
+    for _ in whole.trainer().run():
+        pass
+    (tmp_path / "b").mkdir()
+    first = make_rig(tmp_path / "b")
+    training = first.trainer()
+    for _ in training.run():
+        if training.step == stop:
+            training.save()
+        if training.step == stop + 1:  # killed after the checkpoint: this step is lost
+            break
+    second = make_rig(tmp_path / "b")
+    resumed = second.trainer()
+    resumed.restore()
+    assert resumed.step == stop
+    for _ in resumed.run():
+        pass
+    ours, theirs = states(whole), states(second)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_resuming_another_run_or_nothing_is_refused(tmp_path: Path) -> None:
+    rig = make_rig(tmp_path)
+    with pytest.raises(CheckpointError, match="nothing to resume"):
+        rig.trainer().restore()
+    rig.trainer().save()
+    other = make_rig(tmp_path, schedule=Schedule(steps=6, sequences=2, anchors=6, seed=9))
+    with pytest.raises(ConfigError, match="other settings.*schedule"):
+        other.trainer().restore()
+
+
+def test_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
+    rig = make_rig(tmp_path)
+    (tmp_path / "state.safetensors").write_bytes(b"broken")
+    training = rig.trainer()
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_state(tmp_path, rig.model, training.optimizer, training.identity())
+
+
+def test_a_step_with_an_infinite_loss_is_skipped_and_counted(tmp_path: Path) -> None:
+    """R109."""
+    rig = make_rig(tmp_path)
+    training = rig.trainer()
+    training.train_step([0, 1])
+    before = states(rig)
+    rig.materials.head = rig.materials.head * torch.inf
+    record = training.train_step([0, 1])
+    assert not math.isfinite(record["loss"]) and training.skipped_steps == 1
+    assert all(torch.equal(before[name], value) for name, value in states(rig).items())
+    assert all(torch.isfinite(value).all() for value in states(rig).values())
+
+
+def test_the_mask_id_of_the_config_is_the_one_trained_with(tmp_path: Path) -> None:
+    """R34: it is saved, nothing is resized, and another id gives another loss."""
+    rig = make_rig(tmp_path)
+    loss = rig.trainer().train_step([0, 1])["loss"]
+    export(tmp_path / "draft", rig.model, rig.draft)
+    assert read_spec(tmp_path / "draft").mask_token_id == MASK
+    other = make_rig(tmp_path)
+    other.materials.mask_id = MASK + 1
+    assert other.trainer().train_step([0, 1])["loss"] != loss
+
+
+def test_the_effective_decay_is_the_documented_default(tmp_path: Path) -> None:
+    """R113: unset follows the block size, uniform and prefix are words, and the log shows it."""
+
+    def config(objective: Objective, size: int) -> TrainConfig:
+        shape = DraftShape(block_size=size)
+        return TrainConfig("t", (Path("d"),), tmp_path, shape=shape, objective=objective)
+
+    assert config(Objective(), 16).decay == 7.0
+    assert config(Objective(), 8).decay == 4.0
+    assert config(Objective(), 6).decay == 3.0
+    assert config(Objective(decay="uniform"), 8).decay == "uniform"
+
+
+def test_sequences_without_anchors_are_passed_over(tmp_path: Path) -> None:
+    rig = make_rig(tmp_path)
+    silent = type(rig.conversations[0])(rig.conversations[0].ids, (False,) * 44)
+    rig.materials.sequences[0] = silent
+    assert rig.trainer().train_step([0])["positions"] == 0
+    assert math.isfinite(rig.trainer().train_step([0, 1])["loss"])
+
+
+def test_features_kept_on_disk_equal_those_computed(tmp_path: Path) -> None:
+    rig = make_rig(tmp_path, file=tmp_path / "features.bin")
+    fresh, kept = rig.materials.features[1], rig.materials.features[1]
+    assert torch.equal(fresh[0], kept[0]) and torch.equal(fresh[1], kept[1])
+
+
+def test_the_order_is_a_function_of_the_seed_and_visits_all() -> None:
+    lengths = list(range(10))
+    one, two = trainer.order(lengths, 3, 0), trainer.order(lengths, 3, 0)
+    first = [next(one) for _ in range(4)]
+    assert first == [next(two) for _ in range(4)]
+    assert sorted(index for batch in first for index in batch) == lengths
+
+
+def test_an_overfitted_draft_is_accepted_in_full_by_walk(tmp_path: Path) -> None:
+    """R106, first half: what training calls learned, the walk accepts."""
+    rig = make_rig(
+        tmp_path,
+        schedule=Schedule(steps=300, sequences=2, anchors=30, learning_rate=3e-3),
+        shape=DraftShape(layers=2, block_size=4, taps=(0, 2), mask_token_id=MASK),
+    )
+    for _ in rig.trainer().run():
+        pass
+    rig.model.eval()
+    head = rig.target.get_output_embeddings().weight.detach()
+    found = evaluate.walk(
+        rig.model, list(enumerate(rig.conversations)), rig.materials.features,
+        rig.materials.embedding, head, MASK,
+    )  # fmt: skip
+    assert found.mean_committed > 0.9 * 4
