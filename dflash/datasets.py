@@ -15,7 +15,7 @@ from dflash.errors import ConfigError, DataError, DownloadError, MissingBackend
 
 Row = dict[str, Any]
 
-BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 
 class Source(NamedTuple):

@@ -142,8 +142,7 @@ class DFlashDraftModel(Module):
 
     @sliding_window_size.setter
     def sliding_window_size(self, value: int | None) -> None:
-        if value is not None and _one(value, "sliding_window_size") < 1:
-            raise ConfigError(f"sliding_window_size must be 1 or more, or None; got {value}")
+        LoadConfig("target", draft_sliding_window_size=value)  # refuses what is no window
         self._window = value
 
     @property

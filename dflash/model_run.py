@@ -54,10 +54,16 @@ class Run:
             self.model = copy.copy(self.model)  # the weights are shared, the spec is not
             self.model.mask_token_id = self.mask_token_id
         spec, name = self.model.spec, str(self.model.dtype).removeprefix("torch.")
-        choice = Choice(self.model.name, dtype=name, window=self.model.sliding_window_size)
+        choice = Choice(self.model.name, dtype=name, window=self.window)
         facts = target_facts(self.target)
         for message in insist(check_pair(spec, facts, choice), facts, choice):
             warnings.warn(message, UserWarning, stacklevel=2)
+
+    @property
+    def window(self) -> int | None:
+        """Context rows the draft keeps; None where that is no bound in this target's context."""
+        asked = self.model.sliding_window_size
+        return None if asked is None or asked >= self.target.context_length else asked
 
     def clamp(self, block_size: int) -> int:
         """``block_size``, at most the native one, with a warning where it was more."""
@@ -86,7 +92,7 @@ class Run:
 
     def _draft(self, room: int) -> DFlashSession:
         tables = make_tables(self.model.spec, self.target, self.model.own_tables)
-        return DFlashSession(self.model, tables, room, window=self.model.sliding_window_size)
+        return DFlashSession(self.model, tables, room, window=self.window)
 
 
 def make_request(
