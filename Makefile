@@ -7,6 +7,7 @@
 #   make fix             format and mend what ruff can mend
 #   make docs            regenerate the generated pages
 #   make wheel           build the wheel and see that the demo draft is in it
+#   make screenshot      draw docs/img/show-drafts.svg from a real run of the demo
 #   make sizes           lines per file, now and at the merge base
 #   make bench-demo      speed against transformers generate and plain decoding (minutes, quiet machine)
 #   make demo-draft      train the demo draft on this CPU (about an hour and a half)
@@ -31,7 +32,7 @@ endif
 
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all check fix docs wheel sizes bench-demo demo-draft gpu-demo-draft parity
+.PHONY: demo test test-all check fix docs screenshot wheel sizes bench-demo demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
@@ -59,6 +60,9 @@ fix: $(READY)
 
 docs: $(READY)
 	$(PY) -m docs.gen_cli
+
+screenshot: $(READY)
+	$(PY) -m bench.screenshot $(ARGS)
 
 wheel: $(READY)
 	PY="$(PY)" bash constraints/wheel.sh

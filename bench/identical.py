@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -96,16 +97,18 @@ def one_row_gap(target: str) -> Gap:
     """Distance of two logits after a prefix, its last token run alone. Loads on first use."""
     import torch
 
-    models: list[object] = []
+    from dflash.backends.torch.cache import make_cache
+    from dflash.backends.torch.target import Forward
+
+    models: list[Any] = []
 
     def gap(prefix: Sequence[int], a: int, b: int) -> float:
-        model = models[0] if models else plain_transformers(target)
         if not models:
-            models.append(model)
-        ids = torch.tensor([list(prefix)])
+            models.append(plain_transformers(target))
+        forward, cache = Forward(models[0]), make_cache(models[0].config, len(prefix))
         with torch.inference_mode():
-            cache = model(ids[:, :-1], use_cache=True).past_key_values  # type: ignore[operator]
-            row = model(ids[:, -1:], past_key_values=cache).logits[0, -1]  # type: ignore[operator]
+            forward(prefix[:-1], cache, 1)
+            row = forward(prefix[-1:], cache, 1)[-1]
         return abs(float(row[a] - row[b]))
 
     return gap
