@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import identical  # noqa: E402 - after the check for torch
+from bench import demo, identical  # noqa: E402 - after the check for torch
 from bench.arms import plain_transformers, transformers_arm  # noqa: E402
 from tests.backends.tiny import (  # noqa: E402
     reference_generate,
@@ -17,6 +18,7 @@ from tests.backends.tiny import (  # noqa: E402
     tiny_target,
     tiny_tokenizer,
 )
+from tests.facades.drafts import save_draft  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -46,3 +48,39 @@ def test_the_gap_is_the_distance_of_two_one_row_logits(folder: Path, model: Any)
         row = model(torch.tensor([PROMPT])).logits[0, -1]
     got = identical.one_row_gap(str(folder))(PROMPT, 3, 8)
     assert got == pytest.approx(abs(float(row[3] - row[8])), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    draft = save_draft(tmp_path_factory.mktemp("draft"))
+    return ["--target", str(folder), "--draft", str(draft), "--threads", "1"]
+
+
+def test_the_speed_table_runs_from_end_to_end(pair: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    short = [
+        "--prompts-per-set",
+        "1",
+        "--tokens",
+        "8",
+        "--repeats",
+        "2",
+        "--sets",
+        "gsm8k,mt_bench",
+    ]
+    demo.main([*pair, *short, "--blocks", "2,6,8", "--out", str(out)])
+    written = json.loads(out.read_text())
+    arms = [row["arm"] for row in written["sets"]["gsm8k"]["rows"]]
+    assert arms == ["transformers", "plain", "block 2", "block 6"], "8 is past the native size"
+    assert all(row["differ"] == 0 for row in written["sets"]["mt_bench"]["rows"])
+    assert set(written["sets"]["gsm8k"]["decode_seconds"][0]) == set(arms)
+
+
+def test_identity_runs_from_end_to_end(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--prompts", "6", "--tokens", "12", "--block-size", "6"]
+    with pytest.raises(SystemExit) as ended:
+        identical.main([*pair, *short, "--out", str(tmp_path / "identical.json")])
+    assert ended.value.code == 0
+    assert "0 real differences" in capsys.readouterr().out
