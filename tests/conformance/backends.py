@@ -5,16 +5,14 @@ To add a backend, write one function that returns a ``Backend`` and put it into 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dflash.backends.toy import ScriptedDraft, ToyModel, ToyPair
-from dflash.config import LoadConfig
 from dflash.core.accept import choose
 from dflash.core.protocols import Pair
 from dflash.core.types import Finish, Request
@@ -59,10 +57,14 @@ class Backend:
     name: str
     pair: Pair
     plain: Plain
+    own: Callable[[], Pair]  # a fresh pair of the same target with a draft of the backend's own
+    objects: Mapping[str, Any] = field(default_factory=dict)  # what its façade takes
 
 
 class Scripted:
     """The pair of ``backend`` with a scripted draft. Closing it leaves the backend's pair open."""
+
+    scripted = True
 
     def __init__(
         self,
@@ -75,6 +77,10 @@ class Scripted:
         self.eos_ids = eos_ids
         self.draft_name, self.draft_block_size, self.default_block_size = "scripted", BLOCK, 8
         self.drafts: list[ScriptedDraft] = []
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        return self._backend.objects
 
     def __getattr__(self, name: str) -> Any:
         if name in self._changes:
@@ -92,34 +98,41 @@ class Scripted:
         pass
 
 
+class Own(Scripted):
+    """The pair of ``backend`` with the draft that the backend brings itself."""
+
+    scripted = False
+
+    def __init__(self, backend: Backend, **changes: Any) -> None:
+        super().__init__(replace(backend, pair=backend.own()), **changes)
+        self.draft_block_size = self._backend.pair.draft_block_size or 1
+
+    def open_drafts(self, capacity: int) -> list[Any]:
+        return self._backend.pair.open_drafts(capacity)
+
+
 def toy(folder: Path, ties: bool) -> Backend:
     """The strict fake, any token after any other."""
     model = ToyModel(eos_ids=frozenset(), words=False, ties=ties)
-    return Backend("toy", ToyPair(model), Plain(lambda tokens: model.logits(model.run(tokens))))
+    return Backend(
+        "toy",
+        ToyPair(model),
+        Plain(lambda tokens: model.logits(model.run(tokens))),
+        own=lambda: ToyPair(model, draft_name="toy:script", script=SOMETIMES),
+    )
 
 
-MAKERS: dict[str, Callable[[Path, bool], Backend]] = {"toy": toy}
+def torch(folder: Path, ties: bool) -> Backend:
+    """A tiny random Llama with a tiny random draft."""
+    pytest.importorskip("torch")
+    from tests.conformance.torch_backend import make
+
+    return make(folder, ties)
+
+
+MAKERS: dict[str, Callable[[Path, bool], Backend]] = {"toy": toy, "torch": torch}
 
 
 def request(ids: Sequence[int], max_tokens: int = 40, **more: Any) -> Request:
     """A request over ids, with room for the whole alphabet of cases."""
     return replace(Request(list(ids), max_tokens), **more)
-
-
-def floats(row: Any) -> Any:
-    """Logits of any library as numpy float32."""
-    return np.asarray(row, dtype=np.float32)
-
-
-def open_named(target: str, **options: Any) -> Pair:
-    """A pair by name, of the backend that registers it."""
-    from dflash.registry import BACKENDS
-
-    backend = options.pop("backend")
-    pair: Pair = BACKENDS.load(backend)(LoadConfig(target, backend=backend, **options))
-    return pair
-
-
-def skip_without(module: str) -> None:
-    """Skip where the extra of a backend is not installed."""
-    pytest.importorskip(module)

@@ -1,17 +1,57 @@
-"""One target per backend and session: opening one is what costs."""
+"""Pairs every backend with every entry point it has; one target per backend and session."""
 
 import pytest
 
 from tests.conformance.backends import MAKERS, Backend
+from tests.conformance.entries import ENTRIES
+
+ENTRY_LISTS = {
+    "entry": ENTRIES,
+    "entry_with_strings": [entry for entry in ENTRIES if entry.strings],
+}
 
 
-@pytest.fixture(scope="session", params=sorted(MAKERS))
-def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backend:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``backend`` or ``tied`` alone: every backend; with an entry: every pair there is."""
+    place = next((name for name in ("backend", "tied") if name in metafunc.fixturenames), None)
+    if place is None:
+        return
+    entries = next((name for name in ENTRY_LISTS if name in metafunc.fixturenames), None)
+    if entries is None:
+        metafunc.parametrize(place, sorted(MAKERS), indirect=True, scope="session")
+        return
+    pairs = [
+        pytest.param(backend, entry, id=f"{backend}-{entry.name}")
+        for backend in sorted(MAKERS)
+        for entry in ENTRY_LISTS[entries]
+        if entry.exists_on(backend)
+    ]
+    metafunc.parametrize((place, entries), pairs, indirect=[place], scope="session")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Backend]:
+    """Backends opened so far, by name and whether their rows have twins."""
+    return {}
+
+
+def _backend(request: pytest.FixtureRequest, ties: bool) -> Backend:
+    made = request.getfixturevalue("made")
+    key = (request.param, ties)
+    if key not in made:
+        folders = request.getfixturevalue("tmp_path_factory")
+        made[key] = MAKERS[request.param](folders.mktemp(request.param), ties)
+    found: Backend = made[key]
+    return found
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> Backend:
     """A backend under test."""
-    return MAKERS[request.param](tmp_path_factory.mktemp(request.param), False)
+    return _backend(request, False)
 
 
-@pytest.fixture(scope="session", params=sorted(MAKERS))
-def tied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backend:
+@pytest.fixture(scope="session")
+def tied(request: pytest.FixtureRequest) -> Backend:
     """A backend whose even ids each have a twin with exactly equal logits, the next odd id."""
-    return MAKERS[request.param](tmp_path_factory.mktemp("ties"), True)
+    return _backend(request, True)

@@ -42,16 +42,18 @@ class Entry:
     name: str
     run: Callable[[Scripted, Call], Outcome]
     chat: bool = False  # puts the text through the chat template
+    strings: bool = True  # has stop strings
     backends: tuple[str, ...] = ()  # () = all
+    seed: Callable[[int], int] = int  # the loop's seed for a call's
 
-    def serves(self, pair: Scripted) -> bool:
-        """Whether this entry point exists for the backend of ``pair``."""
-        return not self.backends or pair.backend in self.backends
+    def exists_on(self, backend: str) -> bool:
+        """Whether this entry point exists for ``backend``."""
+        return not self.backends or backend in self.backends
 
     def request(self, pair: Scripted, call: Call) -> Request:
         """The same call as the loop sees it."""
         ids = Engine(pair).encode(call.text, chat_template=self.chat)
-        sampling = Sampling(call.temperature, seed=call.seed)
+        sampling = Sampling(call.temperature, seed=self.seed(call.seed))
         return Request(ids, call.max_tokens, pair.eos_ids, sampling)
 
 
@@ -117,9 +119,51 @@ def command_chat(pair: Scripted, call: Call) -> Outcome:
     return Outcome(said.removesuffix("\n"), None, None)
 
 
+def _torch_seed(seed: int) -> int:
+    """What the façade draws from torch's generator after ``manual_seed(seed)``."""
+    import torch
+
+    torch.manual_seed(seed)
+    return int(torch.randint(2**62, ()))
+
+
+def _facade(pair: Scripted, call: Call, *, method: bool) -> Outcome:
+    import torch
+
+    from dflash.model import dflash_generate
+
+    draft, target = pair.objects["draft"], pair.objects["target"]
+    prompt = Engine(pair).encode(call.text, chat_template=False)
+    ids, stops = torch.tensor([prompt]), sorted(pair.eos_ids)
+    torch.manual_seed(call.seed)
+    rest: Any = (call.max_tokens, stops, call.temperature)
+    with pytest.MonkeyPatch.context() as patch:
+        if pair.scripted:
+            patch.setattr("dflash.model_run.DFlashSession", lambda *_, **__: pair.open_drafts(0)[0])
+        if method:
+            found = draft.spec_generate(target, ids, *rest, block_size=call.block_size)
+        else:
+            found = dflash_generate(draft, target, ids, *rest, block_size=call.block_size)
+    assert found[0, : len(prompt)].tolist() == prompt
+    return Outcome(None, found[0, len(prompt) :].tolist(), None)
+
+
+def facade_function(pair: Scripted, call: Call) -> Outcome:
+    """``dflash.model.dflash_generate``"""
+    return _facade(pair, call, method=False)
+
+
+def facade_method(pair: Scripted, call: Call) -> Outcome:
+    """``DFlashDraftModel.spec_generate``"""
+    return _facade(pair, call, method=True)
+
+
+TORCH: dict[str, Any] = {"backends": ("torch",), "strings": False, "seed": _torch_seed}
 ENTRIES = [
     Entry("dflash.Engine.generate", generate),
     Entry("dflash.Engine.stream", stream),
     Entry("dflash generate", command_generate),
     Entry("dflash chat", command_chat, chat=True),
+    Entry("dflash.model.dflash_generate", facade_function, **TORCH),
+    Entry("dflash.DFlashDraftModel.spec_generate", facade_method, **TORCH),
 ]

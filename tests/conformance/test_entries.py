@@ -5,19 +5,16 @@ from __future__ import annotations
 import pytest
 
 from dflash.core.types import Finish
-from tests.conformance.backends import SCRIPTS, Backend, Scripted
-from tests.conformance.entries import ENTRIES, Call, Entry
+from tests.conformance.backends import SCRIPTS, Backend, Own, Scripted
+from tests.conformance.entries import Call, Entry
 from tests.core.test_text import cut_at
 
 TEXT = "Once upon a time"
-every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 every_script = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 
 
 def check(entry: Entry, backend: Backend, pair: Scripted, call: Call) -> list[int]:
     """Runs ``call`` and compares all that comes back with plain decoding; returns the tokens."""
-    if not entry.serves(pair):
-        pytest.skip(f"{entry.name} is not for {backend.name}")
     request = entry.request(pair, call)
     tokens, finish = backend.plain.run(request)
     decode = pair.tokenizer.decode
@@ -36,7 +33,6 @@ def check(entry: Entry, backend: Backend, pair: Scripted, call: Call) -> list[in
     return tokens
 
 
-@every_entry
 @every_script
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16])
 def test_output_is_that_of_plain_decoding(
@@ -45,7 +41,6 @@ def test_output_is_that_of_plain_decoding(
     check(entry, backend, Scripted(backend, script), Call(TEXT, block_size=block_size))
 
 
-@every_entry
 @every_script
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
 def test_a_seed_gives_the_text_of_plain_decoding_whatever_is_drafted(
@@ -55,7 +50,6 @@ def test_a_seed_gives_the_text_of_plain_decoding_whatever_is_drafted(
     check(entry, backend, Scripted(backend, script), call)
 
 
-@every_entry
 @pytest.mark.parametrize("block_size", [1, 4, 8])
 def test_a_stop_id_ends_the_text_at_every_place_of_a_block(
     entry: Entry, block_size: int, backend: Backend
@@ -66,7 +60,6 @@ def test_a_stop_id_ends_the_text_at_every_place_of_a_block(
         check(entry, backend, Scripted(backend, eos_ids=frozenset({stop})), open_ended)
 
 
-@every_entry
 @pytest.mark.parametrize("block_size", [1, 4, 8])
 def test_exactly_max_tokens_come_out(entry: Entry, block_size: int, backend: Backend) -> None:
     for limit in range(2 * block_size + 2):
@@ -74,20 +67,17 @@ def test_exactly_max_tokens_come_out(entry: Entry, block_size: int, backend: Bac
         assert len(check(entry, backend, Scripted(backend), call)) == limit
 
 
-@every_entry
 def test_several_stop_ids_all_stop(entry: Entry, backend: Backend) -> None:
     whole = check(entry, backend, Scripted(backend), Call(TEXT))
     for pick in (whole[7:9], whole[3:30:9], [whole[0]]):
         check(entry, backend, Scripted(backend, eos_ids=frozenset(pick)), Call(TEXT))
 
 
-@every_entry
 @every_script
 def test_a_stop_string_ends_text_and_ids_wherever_the_block_does(
-    entry: Entry, script: tuple[int, ...] | None, backend: Backend
+    entry_with_strings: Entry, script: tuple[int, ...] | None, backend: Backend
 ) -> None:
-    if not entry.serves(Scripted(backend)):
-        pytest.skip(f"{entry.name} is not for {backend.name}")
+    entry = entry_with_strings
     tokens, _ = backend.plain.run(entry.request(Scripted(backend), Call(TEXT)))
     text = backend.pair.tokenizer.decode(tokens)
     pairs = [text[place : place + 2] for place in range(3, len(text) - 2)]
@@ -97,7 +87,6 @@ def test_a_stop_string_ends_text_and_ids_wherever_the_block_does(
         check(entry, backend, Scripted(backend, script), Call(TEXT, stop=(stop, "never said")))
 
 
-@every_entry
 def test_ties_go_to_the_lowest_id_with_and_without_a_draft(entry: Entry, tied: Backend) -> None:
     for block_size in (1, 8):
         # a script's wrong token is the right one plus 1: the twin with exactly equal logits
@@ -106,7 +95,6 @@ def test_ties_go_to_the_lowest_id_with_and_without_a_draft(entry: Entry, tied: B
             assert all(token % 2 == 0 for token in said)
 
 
-@every_entry
 def test_repeats_give_one_output_also_with_other_requests_between(
     entry: Entry, backend: Backend
 ) -> None:
@@ -115,3 +103,12 @@ def test_repeats_give_one_output_also_with_other_requests_between(
         check(entry, backend, pair, Call(TEXT, max_tokens=24))
         check(entry, backend, pair, Call("Something else", max_tokens=9))
         check(entry, backend, pair, Call(TEXT, max_tokens=24))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("block_size", [2, 5, 16])
+def test_the_backends_own_draft_never_changes_the_output(
+    entry: Entry, temperature: float, block_size: int, backend: Backend
+) -> None:
+    call = Call(TEXT, temperature=temperature, block_size=block_size, max_tokens=32)
+    check(entry, backend, Own(backend), call)
