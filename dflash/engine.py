@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,10 +90,25 @@ def _target_of(draft: Path) -> str:
     return DEMO if name == HUB_ID and not Path(name).exists() else name
 
 
+def backend_of(config: LoadConfig) -> str:
+    """The backend a pair runs on. Raises ConfigError when target and draft are of two."""
+    target = _home(config.target)
+    draft = target if config.draft is None else _home(config.draft)
+    if target != draft:
+        raise ConfigError(
+            f"target {config.target} is for the {target} backend and draft {config.draft} for the "
+            f"{draft} backend: both must be of one"
+        )
+    return target if config.backend == "auto" else config.backend
+
+
+def _home(name: str) -> str:
+    return "toy" if name == "toy" or name.startswith("toy:") else "torch"
+
+
 def open_pair(config: LoadConfig) -> Pair:
     """The pair behind ``config``, opened by its backend."""
-    toy = config.target == "toy" or config.target.startswith("toy:")
-    name = ("toy" if toy else "torch") if config.backend == "auto" else config.backend
+    name = backend_of(config)
     try:
         opener = BACKENDS.load(name)
     except ModuleNotFoundError as problem:
@@ -102,6 +118,8 @@ def open_pair(config: LoadConfig) -> Pair:
             f"backend {name!r} needs {problem.name}: pip install 'dflash-engine[{name}]'"
         ) from problem
     pair: Pair = opener(config)
+    for message in getattr(pair, "warnings", ()):
+        warnings.warn(message, UserWarning, stacklevel=2)
     return pair
 
 

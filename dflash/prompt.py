@@ -55,7 +55,22 @@ def render(tokenizer: Any, turns: Sequence[Message], system: str | None = None) 
         messages.insert(0, {"role": "system", "content": system})
     if not any(message["content"].strip() for message in messages):
         raise PromptError("the prompt is empty: no message has any text")
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+    except _template_errors() as problem:
+        raise PromptError(f"the target's chat template refuses these messages: {problem}") from None
+    return text
+
+
+def _template_errors() -> tuple[type[Exception], ...]:
+    """What a template may raise; not every backend brings a template engine."""
+    try:
+        from jinja2 import TemplateError
+    except ImportError:
+        return ()
+    return (TemplateError,)
 
 
 def _plain(tokenizer: Any, text: str, system: str | None) -> list[int]:
