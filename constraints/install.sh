@@ -41,7 +41,7 @@ if ! have; then
     if [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ]; then
         pip install -c constraints/ci.txt "torch==$torch+cpu" 2>/dev/null ||
             pip install -c constraints/ci.txt "torch==$torch+cpu" \
-                --extra-index-url https://download.pytorch.org/whl/cpu || {
+                --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu || {
             echo "no CPU build of torch $torch found for this Python; install one into $venv" \
                 "(pip install torch==$torch), then run make again" >&2
             exit 1

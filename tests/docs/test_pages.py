@@ -11,7 +11,11 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import dflash.errors
 from dflash.cli import app
+from dflash.config import GenerateOptions, LoadOptions
+from dflash.core.stats import Stats
+from dflash.results import Chunk, Generation
 from docs.gen_cli import PAGE, page
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands, ids
 
@@ -98,6 +102,19 @@ def _check_dflash(words: list[str], place: str) -> None:
 
 def test_the_command_reference_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run make docs"
+
+
+@pytest.mark.parametrize("kind", [LoadOptions, GenerateOptions, Stats, Generation, Chunk])
+def test_the_library_reference_names_every_field(kind: type) -> None:
+    text = (ROOT / "docs" / "reference" / "library.md").read_text(encoding="utf-8")
+    assert [name for name in kind.__annotations__ if f"`{name}`" not in text] == []
+
+
+def test_the_library_reference_names_every_error() -> None:
+    text = (ROOT / "docs" / "reference" / "library.md").read_text(encoding="utf-8")
+    errors = [value for value in vars(dflash.errors).values() if isinstance(value, type)]
+    names = [e.__name__ for e in errors if issubclass(e, dflash.errors.DFlashError)]
+    assert [name for name in names if name not in text] == []
 
 
 @pytest.mark.parametrize("source", PAGES, ids=ids(PAGES))
