@@ -25,26 +25,27 @@ CONVERT = (
 )
 
 
-def resolve(path: str, *, code: bool = False) -> Path:
+def resolve(path: str, *, code: bool = False, dtype: str = "float32") -> Path:
     """The Hugging Face folder behind ``path``: a folder, a ``.gguf`` file or a hub id.
 
-    ``code`` also fetches Python files from the hub (for ``trust_remote_code``).
+    ``code`` also fetches Python files from the hub (for ``trust_remote_code``); a GGUF file is
+    converted to ``dtype``.
     Raises CheckpointError for what is not there or of another kind, DownloadError for the hub.
     """
     place = Path(path).expanduser()
     if place.is_file():
-        return _convert(place)
+        return _convert(place, dtype)
     if place.is_dir():
         if (place / "config.json").is_file():
             return place
-        return _convert(_only_gguf(place))
+        return _convert(_only_gguf(place), dtype)
     if path.startswith((".", "/", "~")) or path.count("/") != 1 or path.endswith(".gguf"):
         hub = "" if "/" in path else " (a hub id is written owner/name)"
         raise CheckpointError(f"no such file or folder: {path}{hub}")
     return fetch(path, code=code)
 
 
-def _convert(file: Path) -> Path:
+def _convert(file: Path, dtype: str) -> Path:
     from dflash.backends.torch.gguf import convert  # only GGUF users pay for the import
 
     with file.open("rb") as stream:
@@ -53,7 +54,7 @@ def _convert(file: Path) -> Path:
         raise CheckpointError(f"{file} is one file of a checkpoint; give its folder {file.parent}")
     if magic != b"GGUF":
         raise CheckpointError(f"{file} is not a GGUF file. {CONVERT}")
-    return convert(file)
+    return convert(file, dtype)
 
 
 def _only_gguf(folder: Path) -> Path:

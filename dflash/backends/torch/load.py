@@ -105,7 +105,7 @@ def load_target(
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
-    folder = resolve(path, code=trust_remote_code)
+    folder = resolve(path, code=trust_remote_code, dtype=str(kind).removeprefix("torch."))
     require_target(read_config(folder), path)
     require(f"the target {path}", count_weights(folder) * kind.itemsize, where)
     with quiet():
@@ -124,9 +124,6 @@ def _settle(model: Any, name: str, pack: bool) -> PackReport:
     for key, weight in model.named_parameters():
         check.look(key, weight)
     check.done()
-    if report.layers:  # the rest leaves the mapped file too, or all of it would stay in memory
-        for weight in model.parameters():
-            weight.data = weight.data.clone()
     return report
 
 

@@ -127,16 +127,31 @@ def pack_model(model: Any, look: Look | None = None) -> PackReport:
     reason = why_not(dtype, device)
     if reason:
         return PackReport(reason=reason)
-    layers = size = 0
     del weight  # each original is freed as soon as its copy stands
     with torch.inference_mode():
-        for name in names:
-            linear = model.get_submodule(name)
-            if linear.weight.dtype != dtype or linear.weight.device != device:
-                continue
-            if look is not None:
-                look(f"{name}.weight", linear.weight)
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, PackedLinear(linear))
-            layers, size = layers + 1, size + linear.weight.nbytes
-    return PackReport(layers, size)
+        _own_memory(model, names)
+        packed = [_replace(model, name, look) for name in names if _fits(model, name, dtype)]
+    return PackReport(len(packed), sum(packed))
+
+
+def _own_memory(model: Any, names: list[str]) -> None:
+    """Copy the small weights out of mapped files, which could not be let go otherwise."""
+    linear = {f"{name}.weight" for name in names}
+    for name, weight in model.named_parameters():
+        if name not in linear:
+            weight.data = weight.data.clone()
+
+
+def _fits(model: Any, name: str, dtype: torch.dtype) -> bool:
+    weight = model.get_submodule(name).weight
+    return bool(weight.dtype == dtype and weight.device.type == "cpu")
+
+
+def _replace(model: Any, name: str, look: Look | None) -> int:
+    """Put a packed layer in place of the linear layer ``name``; returns the weight's bytes."""
+    linear = model.get_submodule(name)
+    if look is not None:
+        look(f"{name}.weight", linear.weight)
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, PackedLinear(linear))
+    return int(linear.weight.nbytes)
