@@ -64,11 +64,11 @@ class DFlashSession:
     def holds(self, prompt: Sequence[int], most: int) -> int:
         """Longest common prefix of ``prompt`` and the rows held, at most ``most``.
 
-        A bounded draft that no longer has half of its history at that place answers 0.
+        A bounded layer may have lost rows before that place. It resumes with what is left: that
+        costs some acceptance until its window is full again, not another pass over the prompt.
         """
         limit = min(most, len(prompt), self._held())
-        place = next((i for i in range(limit) if prompt[i] != self._tokens[i]), limit)
-        return place if all(_enough(cache, place) for cache in self._caches) else 0
+        return next((i for i in range(limit) if prompt[i] != self._tokens[i]), limit)
 
     def begin(self, request: Request, reuse: int) -> None:
         """Start a request whose first ``reuse`` rows are held; later ones are forgotten."""
@@ -218,9 +218,3 @@ def _bounds(model: DFlashDraftModel, window: int | None) -> list[int | None]:
     if window is None:
         return bounds
     return [window if bound is None else min(bound, window) for bound in bounds]
-
-
-def _enough(cache: LayerCache, place: int) -> bool:
-    """Whether at least half of what a layer would see before ``place`` is still there."""
-    wanted = place if cache.bound is None else min(place, cache.bound)
-    return 2 * max(0, place - cache.first) >= wanted
