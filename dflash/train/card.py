@@ -52,7 +52,7 @@ def write_card(
         f"| mask token id | {nested['mask_token_id']} |",
         f"| training text | {len(corpus.train):,} conversations, "
         f"{corpus.answer_tokens:,} answer tokens |",
-        f"| steps | {trainer.step:,} of {config.schedule.steps:,} ({trainer.skipped_steps} skipped) |",
+        f"| steps | {trainer.step:,} ({trainer.skipped_steps} skipped) |",
         f"| last loss | {tail[0]} |",
         f"| held-out walk | {walked.mean_committed:.3f} committed per verify pass "
         f"({walked.rounds} passes) |",

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.train import blocks
 from dflash.train.data import Conversation
-from dflash.train.features import FeatureStore
-from dflash.train.trainer import draft_states
+from dflash.train.trainer import Materials, draft_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +39,25 @@ class Score:
 @torch.no_grad()
 def walk(
     model: DFlashDraftModel,
-    sequences: Sequence[tuple[int, Conversation]],
-    features: FeatureStore,
-    embedding: Tensor,
+    materials: Materials,
+    sequences: Sequence[tuple[int, Conversation]],  # with their place in the feature store
     head: Tensor,  # [V, H] all rows: the served draft chooses among all tokens
-    mask_id: int,
     *,
     limit: int = 128,
     autocast: bool = False,
 ) -> Score:
     """Greedy acceptance on given text, exact: each round starts where the last one ended."""
-    size = model.spec.block_size
+    size, embedding = model.spec.block_size, materials.embedding
     committed = rounds = seen = 0
     right = torch.zeros(size - 1)
     for index, sequence in sequences:
         places = [p for p in range(1, len(sequence.ids) - 1) if sequence.answer[p + 1]][:limit]
         if not places:
             continue
-        block = blocks.build([sequence.ids], [sequence.answer], [places], size, mask_id)
+        block = blocks.build([sequence.ids], [sequence.answer], [places], size, materials.mask_id)
         with torch.autocast(embedding.device.type, torch.bfloat16, enabled=autocast):
             noise = embedding[block.inputs.to(embedding.device)]
-            tapped = features[index][0].float()[None].to(embedding.device)
+            tapped = materials.features[index][0].float()[None].to(embedding.device)
             states = draft_states(model, tapped, block, noise)[0, :, 1:]
             proposed = F.linear(states, head).argmax(-1).cpu()
         hits = (proposed == block.labels[0]) & block.valid[0]

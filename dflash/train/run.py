@@ -34,6 +34,7 @@ from dflash.train.warmstart import random_start, warm_start
 Report = Callable[[Mapping[str, Any]], None]
 
 WARM_SAMPLES = 8  # sequences on which the warm start measures head sizes
+VALID_WALKS = 64  # held-out conversations walked at each evaluation
 
 
 @dataclass(slots=True)
@@ -107,23 +108,24 @@ def prepare(config: TrainConfig) -> Session:
         mask = choose_mask_token(target.tokenizer, target.eos_ids, target.vocab_size)
     elif not 0 <= mask < target.vocab_size or mask in target.eos_ids:
         raise ConfigError(
-            f"--mask-token-id {mask} must be one of the target's {target.vocab_size} embedding rows "
-            f"and no end-of-sequence id ({sorted(target.eos_ids)})"
+            f"--mask-token-id {mask} must be one of the target's {target.vocab_size} embedding "
+            f"rows and no end-of-sequence id ({sorted(target.eos_ids)})"
         )
     plain = draft_config(
         target.config, config.shape, mask_token_id=mask,
         target_name=config.target_name or config.target,
     )  # fmt: skip
-    model: DFlashDraftModel = DFlashDraftModel(read_spec(plain)).float().to(where)
+    model: DFlashDraftModel = DFlashDraftModel(read_spec(plain)).float()
+    model = model.to(device=where)
     seed = config.schedule.seed
     random_start(model, torch.Generator(device=where).manual_seed(seed))
     warm_start(model, target.model, [c.ids for c in corpus.train[:WARM_SAMPLES]])
     answers = (token for c in corpus.train for token, a in zip(c.ids, c.answer, strict=True) if a)
     tokens = losses.FrequentTokens.count(answers, target.vocab_size, config.objective.head_vocab)
-    weight = target.head.weight.detach()
+    weight: Any = target.head.weight
+    weight = weight.detach()
     compute = torch.bfloat16 if wants_bfloat16(config, where) else torch.float32
     sequences = [c.ids for c in [*corpus.train, *corpus.valid]]
-    assert isinstance(weight, torch.Tensor)
     materials = Materials(
         sequences=corpus.train,
         features=FeatureStore(
@@ -170,12 +172,10 @@ def score(session: Session, report: Report) -> tuple[evaluate.Score, evaluate.Sc
     """Evaluate the draft as it is now, by walk and by real generation; note both."""
     trainer, config = session.trainer, session.config
     trainer.model.eval()
-    first = len(session.corpus.train)
+    held_out = list(enumerate(session.corpus.valid[:VALID_WALKS], len(session.corpus.train)))
     walked = evaluate.walk(
-        trainer.model, list(enumerate(session.corpus.valid[:64], first)), session.materials.features,
-        session.materials.embedding, session.head, session.materials.mask_id,
-        autocast=trainer.autocast,
-    )  # fmt: skip
+        trainer.model, session.materials, held_out, session.head, autocast=trainer.autocast
+    )
     generated = None
     prompts = held_out_prompts(session)
     if prompts:

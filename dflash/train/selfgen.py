@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 CHAT_OPENERS = (
     "Write a",
@@ -110,7 +110,7 @@ def user_header(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def batches(
-    target: PreTrainedModel,
+    target: Any,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
@@ -132,14 +132,15 @@ def batches(
         ).to(target.device)
         with torch.inference_mode():
             out = target.generate(**inputs, max_new_tokens=max_tokens, **sampling)
-        for text, row in zip(part, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+        width = inputs["input_ids"].shape[1]
+        for text, row in zip(part, out[:, width:].tolist(), strict=True):
             ended = tokenizer.eos_token_id in row
             kept = row[: row.index(tokenizer.eos_token_id)] if ended else row
-            yield text, tokenizer.decode(kept), ended
+            yield text, str(tokenizer.decode(kept)), ended
 
 
 def self_ask(
-    target: PreTrainedModel,
+    target: Any,
     tokenizer: PreTrainedTokenizerBase,
     count: int,
     *,
@@ -180,16 +181,15 @@ def closed_docstring(text: str) -> str:
 
 
 def write_answers(
-    target: PreTrainedModel,
+    target: Any,
     tokenizer: PreTrainedTokenizerBase,
     questions: Iterable[tuple[str, str]],
     out: Path,
     *,
     max_tokens: int = 192,
     batch: int = 96,
-    temperature: float = 0.0,
 ) -> int:
-    """Answer (source, question) pairs and append them to ``out`` as JSONL; returns rows written.
+    """Answer (source, question) pairs greedily, append them to ``out``; returns rows written.
 
     A row is ``{"messages": [user, assistant], "source": ..., "complete": bool}``. Written batch by
     batch, so an interrupted run keeps what it has.
@@ -199,7 +199,7 @@ def write_answers(
     with out.open("a", encoding="utf-8") as file:
         for prompt, answer, ended in batches(
             target, tokenizer, list(by_prompt), batch=batch, max_tokens=max_tokens,
-            temperature=temperature,
+            temperature=0.0,
         ):  # fmt: skip
             source, text = by_prompt[prompt]
             messages = [

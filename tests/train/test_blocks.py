@@ -16,7 +16,9 @@ def test_anchors_are_drawn_where_the_next_token_is_an_answer() -> None:
 
 
 def test_labels_stop_at_the_end_of_the_answer() -> None:
-    block = blocks.build([[10, 11, 12, 13, 14]], [[False, True, True, False, True]], [[0, 3]], 4, 99)
+    block = blocks.build(
+        [[10, 11, 12, 13, 14]], [[False, True, True, False, True]], [[0, 3]], 4, 99
+    )
     assert block.inputs.tolist() == [[10, 99, 99, 99, 13, 99, 99, 99]]
     assert block.labels[0].tolist()[0] == [11, 12, 13]
     assert block.valid[0].tolist() == [[True, True, False], [True, False, False]]

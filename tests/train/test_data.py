@@ -61,9 +61,7 @@ def test_every_assistant_turn_of_a_conversation_is_learned(tokenizer: Any) -> No
         ({"messages": [{"role": "assistant", "content": None}]}, "content"),
     ],
 )
-def test_a_malformed_line_is_named(
-    tmp_path: Path, tokenizer: Any, line: Any, word: str
-) -> None:
+def test_a_malformed_line_is_named(tmp_path: Path, tokenizer: Any, line: Any, word: str) -> None:
     file = write(tmp_path / "text.jsonl", [GOOD, line, GOOD])
     with pytest.raises(DataError, match=rf"text\.jsonl:2: .*{word}.*--skip-malformed"):
         load_corpus([file], tokenizer, max_length=128)

@@ -54,7 +54,7 @@ def test_resuming_another_run_or_nothing_is_refused(tmp_path: Path) -> None:
         rig.trainer().restore()
     rig.trainer().save()
     other = make_rig(tmp_path, schedule=Schedule(steps=6, sequences=2, anchors=6, seed=9))
-    with pytest.raises(ConfigError, match="other settings.*schedule"):
+    with pytest.raises(ConfigError, match=r"other settings.*schedule"):
         other.trainer().restore()
 
 
@@ -136,8 +136,5 @@ def test_an_overfitted_draft_is_accepted_in_full_by_walk(tmp_path: Path) -> None
         pass
     rig.model.eval()
     head = rig.target.get_output_embeddings().weight.detach()
-    found = evaluate.walk(
-        rig.model, list(enumerate(rig.conversations)), rig.materials.features,
-        rig.materials.embedding, head, MASK,
-    )  # fmt: skip
+    found = evaluate.walk(rig.model, rig.materials, list(enumerate(rig.conversations)), head)
     assert found.mean_committed > 0.9 * 4
