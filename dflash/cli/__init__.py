@@ -83,9 +83,12 @@ for command in (generate.generate, chat.chat, train.train, inspect.inspect, pull
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"dflash {version('dflash-engine')}")
+        try:
+            typer.echo(f"dflash {version('dflash-engine')}")
+        except PackageNotFoundError:
+            typer.echo("dflash from a source folder, not installed")
         raise typer.Exit
 
 

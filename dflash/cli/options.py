@@ -147,9 +147,10 @@ def open_engine(given: Mapping[str, Any]) -> Engine:
     from dflash.engine import load
 
     options: Any = {name: given[name] for name in LoadOptions.__annotations__ if name in given}
-    if given["model"] is not None and given["draft"] is None:
+    engine = load(given["model"], given["draft"], **options)
+    if engine.pair.draft_name is None and given["draft"] is None:
         note("no draft for this target, so plain decoding: --draft names one")
-    return load(given["model"], given["draft"], **options)
+    return engine
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
