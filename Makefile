@@ -12,7 +12,7 @@
 #   make bench-demo      speed against transformers generate and plain decoding (minutes, quiet machine)
 #   make demo-draft      train the demo draft on this CPU (about an hour and a half)
 #   make gpu-demo-draft  the same recipe, longer, on a CUDA machine without network
-#   make parity          numeric parity with transformers' own DFlash and the reference wheel
+#   make parity          run the reference wheel in its own venv, hold this package to its results
 #
 # A verb runs in .venv, made on first use and reused. To use an interpreter of your own, with its
 # packages, as it is:  make test PYTHON=/path/to/python
@@ -80,4 +80,4 @@ gpu-demo-draft: $(READY)
 	$(PY) -m dflash.train.demo --device cuda --out runs/gpu-demo-draft $(ARGS)
 
 parity: $(READY)
-	$(ONE_THREAD) $(PY) -m pytest -q tests/parity $(ARGS)
+	$(ONE_THREAD) PY="$(PY)" bash constraints/parity.sh $(TORCH)

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs the reference wheel in an environment of its own (it has our import name), writes its golden
+# files anew, and holds this package to them. tests/parity/README.md says what is in them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=.venv-reference torch=$1
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" 2> >(grep -v '^WARNING: Location' >&2 || true); }
+if [ ! -e "$venv/.installed" ]; then
+    "$PY" -m venv "$venv"
+    pip install -q --no-deps dflash==0.1.0
+    if [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ]; then torch=$torch+cpu; fi
+    pip install -q "torch==$torch" || pip install -q "torch==$torch" --retries 1 \
+        --extra-index-url https://download.pytorch.org/whl/cpu
+    pip install -q transformers==5.15.0 safetensors numpy
+    touch "$venv/.installed"
+fi
+(cd tests/parity && "../../$venv/bin/python" make_reference.py)
+git --no-pager diff --stat -- tests/parity/golden
+"$PY" -m pytest tests/parity
