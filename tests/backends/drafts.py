@@ -15,8 +15,11 @@ from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.drafts.spec import DraftSpec, read_spec
 from tests.drafts.configs import config
 
-MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}
+MIXED: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+}
+SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}
 ODDITIES: dict[str, dict[str, Any]] = {
     "full": {},
     "full_causal": {"is_causal": True},

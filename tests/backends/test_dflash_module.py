@@ -168,9 +168,9 @@ def test_no_scaling_means_plain_powers_of_the_base_the_config_says() -> None:
 
 def test_frequencies_stay_float32_when_the_module_becomes_bfloat16() -> None:
     model = tiny_draft(rope_theta=1e7)
-    before = model.rotary["full_attention"].inv_freq
+    before = model.rotary["full_attention"].get_buffer("inv_freq")
     model = model.to(torch.bfloat16)
-    after = model.rotary["full_attention"].inv_freq
+    after = model.rotary["full_attention"].get_buffer("inv_freq")
     assert after.dtype == torch.float32
     assert torch.equal(after, before)
     assert model.fc.weight.dtype == torch.bfloat16
