@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike, fspath
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 
 
 def load(
-    target: str | None = None, draft: str | None = None, **options: Unpack[LoadOptions]
+    target: str | PathLike[str] | None = None,
+    draft: str | PathLike[str] | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Engine:
     """Open a target with its draft.
 
@@ -56,8 +59,10 @@ def load(
     Raises ConfigError, MissingBackend, CheckpointError, PairError, DownloadError, OutOfMemory. A
     draft that was asked for and cannot be loaded is an error, never silent plain decoding.
     """
-    target, draft = pair_names(target, draft)
-    config = from_options(LoadConfig, {"target": target, "draft": draft, **options})
+    names = pair_names(
+        None if target is None else fspath(target), None if draft is None else fspath(draft)
+    )
+    config = from_options(LoadConfig, {"target": names[0], "draft": names[1], **options})
     return Engine(open_pair(config))
 
 

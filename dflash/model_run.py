@@ -7,9 +7,11 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.draft_load import make_tables, target_facts
@@ -36,6 +38,14 @@ class GenerationStats:
     time_to_first_token: float  # seconds
     time_per_output_token: float  # seconds; prefill left out
     acceptance_lengths: list[int]  # tokens committed per round, the bonus counted
+
+
+_TURNS: WeakKeyDictionary[nn.Module, Lock] = WeakKeyDictionary()
+
+
+def _turn(target: nn.Module) -> Lock:
+    """One generation at a time on one target: tapping hooks belong to the module they hang on."""
+    return _TURNS.setdefault(target, Lock())
 
 
 @dataclass
@@ -84,7 +94,8 @@ class Run:
         drafts = [self._draft(room)] if block_size > 1 else []
         policy = Fixed(block_size) if drafts else Off()
         try:
-            return list(decode(request, target, drafts, policy, time.perf_counter_ns))
+            with _turn(self.target.model):
+                return list(decode(request, target, drafts, policy, time.perf_counter_ns))
         finally:
             for draft in drafts:
                 draft.close()

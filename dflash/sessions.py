@@ -55,10 +55,13 @@ class Sessions:
         """A lease with room for ``tokens``; ``fresh`` forgets what earlier requests left."""
         best = max(self._parked, key=lambda lease: lease.holds(prompt), default=None)
         held = best.holds(prompt) if best else 0
-        if best is not None and not fresh and held and best.capacity >= tokens:
+        if best is None or fresh or not held:
+            best = self._open(tokens)
+        else:
             self._parked.remove(best)
             best.reuse = held
-        else:
+        if best.capacity < tokens:  # the conversation has outgrown its buffer
+            best.close()
             best = self._open(tokens)
         self._out.append(best)
         return best

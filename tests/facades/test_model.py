@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -304,6 +305,17 @@ def test_greedy_output_is_the_targets_own(draft, ids, kind, block_size):
 def test_plain_decoding_is_block_size_one(draft, target, ids):
     stats = dflash_generate(draft, target, ids, 20, block_size=1, return_stats=True)
     assert stats.acceptance_lengths == [1] * 19
+
+
+def test_threads_on_one_target_take_turns(draft, target):
+    prompts = [[5, 6, i] for i in range(4)]
+    wanted = [[*p, *reference_generate(target, p, 20)] for p in prompts]
+
+    def run(prompt):
+        return dflash_generate(draft, target, torch.tensor([prompt]), 20)[0].tolist()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, prompts * 3)) == wanted * 3
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, NATIVE, NATIVE + 1])
