@@ -21,7 +21,7 @@ _DFLASH_NAMES = frozenset(
     {"DFlashDraftModel", "DFlashSpeculator", "DFlashModel", "MuseGlimmerAssistantModel"}
 )
 _TARGET_ENDINGS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-_DFLASH_KEYS = frozenset({"dflash_config", "target_layer_ids", "mask_token_id"})
+_DFLASH_KEYS = frozenset({"dflash_config", "target_layer_ids"})  # no target has them
 _SIBLING_KEYS = (
     ("selector_rank", "dflash2"),
     ("conv_kernel_size", "dflash2"),
@@ -66,15 +66,10 @@ def _by_sibling(
 
 
 def _by_name(config: Mapping[str, Any], names: list[str]) -> str | None:
-    if _DFLASH_NAMES & set(names):
+    borrowed = not names or _is_target(names)  # some exporters keep the target's name, or none
+    if _DFLASH_NAMES & set(names) or (borrowed and _looks_dflash(config)):
         return "dflash"
-    if "dflash_config" in config and (not names or _is_target(names)):
-        return "dflash"  # a borrowed or missing name, and a key only drafts have
-    if _is_target(names):
-        return "target"
-    if not names and _looks_dflash(config):
-        return "dflash"
-    return None
+    return "target" if _is_target(names) else None
 
 
 def _by_fragment(name: str) -> str | None:

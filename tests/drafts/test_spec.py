@@ -192,6 +192,12 @@ def test_unknown_or_incomplete_rope_scaling_is_an_error(scaling: Any, says: str)
         read_spec(config(rope_scaling=scaling))
 
 
+def test_rope_over_several_position_axes_is_rope_over_the_text_axis() -> None:
+    scaling = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    rope = read_spec(config(rope_scaling=scaling)).rope_parameters["full_attention"]
+    assert rope == {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+
+
 def test_rope_style_is_rotate_half_unless_said_otherwise() -> None:
     assert not read_spec(config()).rope_interleaved
     assert read_spec(config(is_neox_style=False)).rope_interleaved
@@ -305,6 +311,16 @@ def test_speculators_siblings_are_told_by_their_model_type() -> None:
             read_spec(made)
 
 
+def test_a_speculators_config_needs_its_stack_and_may_leave_the_verifier_out() -> None:
+    silent = {k: v for k, v in configs.SPECULATORS.items() if k != "speculators_config"}
+    assert read_spec(silent).target_name is None
+    nameless = {**silent, "speculators_config": {"algorithm": "dflash"}}
+    assert read_spec(nameless).target_name is None
+    del silent["transformer_layer_config"]
+    with pytest.raises(CheckpointError, match="transformer_layer_config"):
+        read_spec(silent)
+
+
 def test_an_eagle_draft_under_a_plain_name_is_told_by_its_vocabulary() -> None:
     made = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "draft_vocab_size": 32}
     with pytest.raises(CheckpointError, match="eagle3"):
@@ -319,6 +335,11 @@ def test_a_target_is_not_a_draft() -> None:
 def test_a_draft_under_a_borrowed_or_missing_name_is_told_by_its_keys() -> None:
     assert read_spec(config(architectures=["Qwen3ForCausalLM"])).kind == "dflash"
     assert read_spec(config(architectures=None)).kind == "dflash"
+    flat = {**config(architectures=["Qwen3ForCausalLM"]), "mask_token_id": 3}
+    del flat["dflash_config"]
+    assert read_spec({**flat, "target_layer_ids": [1, 2]}).kind == "dflash"
+    with pytest.raises(CheckpointError, match="is a target"):
+        read_spec(flat)  # other models have mask tokens too
 
 
 def test_an_unknown_architecture_says_what_is_known_and_how_to_override() -> None:

@@ -142,13 +142,13 @@ def make_tables(spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor]) -
             f"the draft is {spec.hidden_size} wide and borrows the embedding and head of a target "
             f"that is {target.hidden_size} wide; it would need its own"
         )
-    scale = spec.embedding_scale_for(getattr(target.config, "model_type", None))
+    mask_row = own.get("mask_embedding")
     return Tables(
         embed=target.embedding if embed is None else embed.to(target.embedding),
         head=_head(spec, target, own, ids),
-        scale=scale,
+        scale=spec.embedding_scale_for(getattr(target.config, "model_type", None)),
         target_ids=ids,
-        mask_row=own.get("mask_embedding"),
+        mask_row=None if mask_row is None else mask_row.to(target.embedding),
     )
 
 

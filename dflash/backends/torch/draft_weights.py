@@ -1,7 +1,7 @@
 """Tensors of a draft's safetensors files into its module: all of them, and nothing else.
 
-Names as in docs/concepts/formats.md, with or without a ``model.`` prefix. Nothing is executed:
-pickles are refused with the command that converts them.
+Names are those of published DFlash v1 files, with or without a ``model.`` prefix. Nothing is
+executed: pickles are refused with the command that converts them.
 """
 
 from __future__ import annotations
