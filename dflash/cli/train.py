@@ -209,6 +209,10 @@ class Progress(AbstractContextManager["Progress"]):
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """One step's record, or an evaluation."""
+        if record.get("event") == "features":
+            text = f"target features of {record['done']} of {record['of']} conversations"
+            self.bar.update(self.task, description=text)
+            return
         if record.get("event") == "evaluation":
             real = record["generated"]
             text = (

@@ -1,12 +1,13 @@
 """Target features for training, computed in process and kept on disk.
 
-A sequence's features never change while a draft is trained, so each is computed once and written
-to one flat file of bfloat16 (its range is float32's; float16 would overflow on some targets).
+A sequence's features never change while a draft is trained, so each is computed once, in batches of
+like length, and written to one flat file of bfloat16 (its range is float32's; float16 would
+overflow on some targets). Equal sequences share their rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from dflash.backends.torch.features import Taps
+
+BATCH_TOKENS = 4096  # of one forward while filling, padding included
 
 
 class FeatureStore:
@@ -27,14 +30,16 @@ class FeatureStore:
         taps: Sequence[int],
         file: Path | None,
     ) -> None:
-        """``file`` None keeps nothing and computes every time."""
-        self.target, self.sequences = target, sequences
+        """``file`` None keeps nothing and computes a sequence every time it is asked for."""
+        self.target = target
         self.taps = Taps(target, tuple(taps))
         self.hidden: int = target.config.get_text_config(decoder=True).hidden_size
         self.width = (len(self.taps.layers) + 1) * self.hidden
-        lengths = [len(ids) for ids in sequences]
-        self.offsets = np.concatenate(([0], np.cumsum(lengths)))
-        self.done = np.zeros(len(lengths), dtype=bool)
+        places: dict[tuple[int, ...], int] = {}
+        self.index = [places.setdefault(tuple(ids), len(places)) for ids in sequences]
+        self.sequences = list(places)
+        self.offsets = np.cumsum([0, *map(len, self.sequences)])
+        self.done = np.zeros(len(self.sequences), dtype=bool)
         self.store: np.memmap[tuple[int, int], np.dtype[np.int16]] | None = None
         if file is not None:
             shape = (int(self.offsets[-1]), self.width)
@@ -42,27 +47,46 @@ class FeatureStore:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """(features [T, M*Ht], final state [T, Ht]) of one sequence, bfloat16."""
-        both = self._load(index)
+        place = self.index[index]
+        if not self.done[place]:
+            both = compute(self.target, [self.sequences[place]], self.taps)[0]
+            self._keep(place, both)
+        else:
+            assert self.store is not None, "only a stored sequence is done"
+            rows = self.store[self.offsets[place] : self.offsets[place + 1]]
+            both = torch.from_numpy(rows.copy()).view(torch.bfloat16)
         return both[:, : -self.hidden], both[:, -self.hidden :]
 
-    def _load(self, index: int) -> Tensor:
-        rows = slice(self.offsets[index], self.offsets[index + 1])
-        if self.store is not None and self.done[index]:
-            return torch.from_numpy(self.store[rows].copy()).view(torch.bfloat16)
-        both = compute(self.target, self.sequences[index], self.taps)
+    def fill(self) -> Iterator[int]:
+        """Compute and store what is missing; yields the number of sequences done so far."""
+        if self.store is None:
+            return
+        missing = [place for place in range(len(self.sequences)) if not self.done[place]]
+        missing.sort(key=lambda place: len(self.sequences[place]))
+        while missing:
+            size = max(1, BATCH_TOKENS // len(self.sequences[missing[-1]]))
+            part, missing = missing[-size:], missing[:-size]
+            computed = compute(self.target, [self.sequences[p] for p in part], self.taps)
+            for place, both in zip(part, computed, strict=True):
+                self._keep(place, both)
+            yield int(self.done.sum())
+
+    def _keep(self, place: int, both: Tensor) -> None:
         if self.store is not None:
+            rows = slice(self.offsets[place], self.offsets[place + 1])
             self.store[rows] = both.view(torch.int16).numpy()
-            self.done[index] = True
-        return both
+            self.done[place] = True
 
 
 @torch.inference_mode()
-def compute(target: Any, ids: Sequence[int], taps: Taps) -> Tensor:
-    """One forward of the target's body: [T, (M + 1) * Ht] bfloat16, the normed final state last."""
+def compute(target: Any, sequences: Sequence[Sequence[int]], taps: Taps) -> list[Tensor]:
+    """One forward of the target's body: a [T, (M + 1) * Ht] bfloat16 each, the final state last.
+
+    Sequences are padded on the right: under causal attention nothing before the padding sees it.
+    """
+    longest = max(map(len, sequences))
+    padded = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in sequences]
     with taps.capture():
-        inputs = torch.tensor([list(ids)], device=target.device)
-        out = target.base_model(input_ids=inputs, use_cache=False)
-    tapped = taps.take()
-    assert tapped is not None, "a draft without taps has no features"
-    rows = torch.cat((tapped, out.last_hidden_state[0]), dim=-1)
-    return rows.to(torch.bfloat16).cpu().clone()
+        out = target.base_model(input_ids=torch.tensor(padded, device=target.device), use_cache=False)
+    states = torch.cat((*taps.states(), out.last_hidden_state), dim=-1).to(torch.bfloat16).cpu()
+    return [states[row, : len(ids)].clone() for row, ids in enumerate(sequences)]

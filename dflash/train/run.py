@@ -67,6 +67,8 @@ def train(config: TrainConfig, report: Report = lambda _: None) -> Outcome:
         session.trainer.restore()
     interrupted = False
     try:
+        for done in session.materials.features.fill():
+            report({"event": "features", "done": done, "of": len(session.materials.features.done)})
         loop(session, report)
     except KeyboardInterrupt:
         interrupted = True

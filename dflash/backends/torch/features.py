@@ -70,11 +70,16 @@ class Taps:
             for handle in handles:
                 handle.remove()
 
+    def states(self) -> list[Tensor]:
+        """The tapped outputs of the last forward, ``[B, T, Ht]`` each, in list order."""
+        states = [self._states[layer] for layer in self.layers]
+        self._states.clear()
+        return states
+
     def take(self) -> Tensor | None:
         """``[rows, M*Ht]`` of the last forward (batch 1), taps in list order; None without taps."""
         if not self.layers:
             return None
-        states = [self._states[layer] for layer in self.layers]
-        self._states.clear()
+        states = self.states()
         device = states[0].device
         return torch.cat([state[0].to(device) for state in states], dim=-1)
