@@ -39,12 +39,10 @@ def kind_of(config: Mapping[str, Any]) -> str:
     nested = _mapping(config.get("dflash_config"))
     named = config.get("speculators_model_type") or nested.get("projector_type")
     names = [str(name) for name in config.get("architectures") or ()]
-    return (
-        (_by_fragment(str(named)) if named else None)
-        or _by_sibling(config, nested, names)
-        or _by_name(config, names)
-        or _unknown(config, names)
-    )
+    if named:
+        return _by_fragment(str(named)) or _unknown([str(named)])
+    known = _by_sibling(config, nested, names) or _by_name(config, names)
+    return known or _unknown(names or [str(config.get("model_type") or "nothing known")])
 
 
 def _by_sibling(
@@ -88,10 +86,9 @@ def _looks_dflash(config: Mapping[str, Any]) -> bool:
     return bool(_DFLASH_KEYS & set(config))
 
 
-def _unknown(config: Mapping[str, Any], names: list[str]) -> str:
-    found = ", ".join(names) or config.get("speculators_model_type") or config.get("model_type")
+def _unknown(found: list[str]) -> str:
     raise CheckpointError(
-        f"config.json describes {found or 'nothing'!r}, which is neither a known draft nor a "
+        f"config.json describes {', '.join(found)!r}, which is neither a known draft nor a "
         "target. Supported drafts: DFlash v1 (DFlashDraftModel, DFlashSpeculator, "
         "MuseGlimmerAssistantModel). If it is a DFlash v1 draft under another name, set "
         '"architectures": ["DFlashDraftModel"] in its config.json'

@@ -347,6 +347,9 @@ def test_an_unknown_architecture_says_what_is_known_and_how_to_override() -> Non
         read_spec(config(architectures=["FancyDrafter"]))
     with pytest.raises(CheckpointError, match="neither a known draft nor a target"):
         read_spec({})
+    with pytest.raises(CheckpointError, match="describes 'novel'"):
+        read_spec(config(nested={"projector_type": "novel"}))
+    assert read_spec(config(nested={"projector_type": "dflash"})).kind == "dflash"
 
 
 def test_a_folder_and_a_file_are_read(tmp_path: Path) -> None:
