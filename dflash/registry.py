@@ -1,0 +1,43 @@
+"""Names to objects, imported on use, so that naming a backend never imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from dflash.errors import UnknownName
+
+
+class Registry:
+    """A fixed table ``name -> "module:attribute"``; ``load`` imports the module when asked."""
+
+    def __init__(self, kind: str, table: Mapping[str, str]) -> None:
+        """``kind`` is the word used in errors (backend, draft)."""
+        self.kind = kind
+        self._table = dict(table)
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        return sorted(self._table)
+
+    def load(self, name: str) -> Any:
+        """The object behind ``name``. Raises UnknownName with the known names."""
+        if name not in self._table:
+            close = get_close_matches(name, self._table, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise UnknownName(
+                f"unknown {self.kind} {name!r}. Known: {', '.join(self.names())}.{hint}"
+            )
+        module, _, attribute = self._table[name].partition(":")
+        return getattr(import_module(module), attribute)
+
+
+BACKENDS = Registry(
+    "backend",
+    {
+        "torch": "dflash.backends.torch:open_pair",
+        "toy": "dflash.backends.toy:open_pair",
+    },
+)
