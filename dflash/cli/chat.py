@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dflash.cli import options as o
@@ -52,9 +55,12 @@ def chat(
                 break
 
 
-def _lines() -> Any:
+def _lines() -> Iterator[str]:
     """What the user types, until the end of input; the terminal's own line editing where it is."""
     ask = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    if ask:
+        with suppress(ImportError):  # history and arrow keys, where Python has them
+            import_module("readline")
     while True:
         try:
             line = input(ask) if ask else sys.stdin.readline()
