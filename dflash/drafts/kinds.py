@@ -40,7 +40,8 @@ def kind_of(config: Mapping[str, Any]) -> str:
     named = config.get("speculators_model_type") or nested.get("projector_type")
     names = [str(name) for name in config.get("architectures") or ()]
     if named:
-        return _by_fragment(str(named)) or _unknown([str(named)])
+        kind = _by_fragment(str(named)) or _unknown([str(named)])
+        return "dspark" if kind == "dflash" and config.get("sample_from_anchor") else kind
     known = _by_sibling(config, nested, names) or _by_name(config, names)
     return known or _unknown(names or [str(config.get("model_type") or "nothing known")])
 

@@ -309,6 +309,8 @@ def test_speculators_siblings_are_told_by_their_model_type() -> None:
         made = {**configs.SPECULATORS, "speculators_model_type": kind}
         with pytest.raises(CheckpointError, match="not supported yet"):
             read_spec(made)
+    with pytest.raises(CheckpointError, match="'dspark'"):
+        read_spec({**configs.SPECULATORS, "sample_from_anchor": True})
 
 
 def test_a_speculators_config_needs_its_stack_and_may_leave_the_verifier_out() -> None:
