@@ -111,7 +111,7 @@ def tiny_target(
 
 
 def tiny_tokenizer(vocab: int = VOCAB) -> Any:
-    """Byte-level tokenizer: two specials, 256 bytes, then invented two-letter merges up to vocab."""
+    """Byte-level tokenizer: two specials, 256 bytes, then invented merges up to ``vocab``."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     entries = ["<|end|>", "<|start|>", *alphabet]
     letters = [c for c in alphabet if c.isascii() and c.isalpha()] + ["Ġ"]

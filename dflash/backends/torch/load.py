@@ -265,6 +265,8 @@ def _explain(folder: Path, error: BaseException) -> CheckpointError:
             f"{folder} brings its own model code, which is not run unless you say so: read it, "
             "then pass --trust-remote-code (trust_remote_code=True)"
         )
+    if "Unrecognized configuration class" in text:
+        return CheckpointError(f"{folder} is not a decoder-only language model (a causal LM)")
     if "size mismatch" in text or "mismatched" in text:
         return WeightsError(f"tensors of {folder} do not have the shapes of its config: {text}")
     return CheckpointError(f"transformers cannot load {folder}: {_first_line(error)}")

@@ -1,0 +1,127 @@
+"""Prepacked linear layers: the same results, the originals gone, and a reason where not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dflash.backends.torch import packed
+from dflash.backends.torch.load import load_target, wrap_target
+from dflash.backends.torch.packed import PackedLinear, pack_model, why_not
+from dflash.backends.torch.target import TorchTargetSession
+from dflash.core.types import PLAIN, Proposal, Request
+
+from .tiny import save_target, tiny_target, tiny_tokenizer
+
+CPU = torch.device("cpu")
+PROMPT = [5, 7, 300, 20, 41, 99, 3]
+
+needs_mkl = pytest.mark.skipif(
+    bool(why_not(torch.float32, CPU)), reason="this torch has no packed form on this processor"
+)
+
+
+@needs_mkl
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("width", "out"), [(64, 96), (576, 192), (33, 517)])
+def test_a_packed_layer_computes_what_the_plain_one_does(width: int, out: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(width, out, bias=bias)
+    layer = PackedLinear(plain)
+    with torch.inference_mode():
+        for rows in (*range(1, 18), 100, 513):
+            x = torch.randn(1, rows, width)
+            expected = plain(x)
+            gap = (layer(x) - expected).abs().max() / expected.abs().max()
+            assert gap < 1e-5, f"{rows} rows"
+        strided = torch.randn(1, 8, 2 * width)[..., :width]
+        torch.testing.assert_close(layer(strided), plain(strided), rtol=1e-5, atol=1e-5)
+
+
+@needs_mkl
+def test_plain_steps_and_blocks_of_a_packed_model_agree_with_the_unpacked_one() -> None:
+    plain, model = tiny_target("qwen3"), tiny_target("qwen3")
+    report = pack_model(model)
+    assert report.layers == 4 * 7 + 1 and not report.reason
+    with torch.inference_mode():
+        for rows in (1, 2, 8, 16):
+            ids = torch.tensor([[(i * 37) % 512 for i in range(rows)]])
+            expected = plain(input_ids=ids).logits
+            gap = (model(input_ids=ids).logits - expected).abs().max() / expected.abs().max()
+            assert gap < 1e-5
+    sessions = [TorchTargetSession(m, (1,), 64) for m in (plain, model)]
+    outputs = []
+    for session in sessions:
+        (verdict,) = session.prefill(Request(PROMPT, 20), 0)
+        tokens = list(verdict.tokens)
+        for proposal in (PLAIN, Proposal([1, 2, 3, 4, 5, 6, 7], 7), PLAIN):
+            verdict = session.verify(proposal)
+            session.commit(len(verdict.tokens))
+            tokens += verdict.tokens
+        outputs.append(tokens)
+    assert outputs[0] == outputs[1]
+
+
+@needs_mkl
+def test_a_tied_head_is_packed_as_a_copy_and_the_table_stays() -> None:
+    model = tiny_target(tied=True)
+    table = model.model.embed_tokens.weight.clone()
+    pack_model(model)
+    assert isinstance(model.lm_head, PackedLinear)
+    assert torch.equal(model.get_input_embeddings().weight, table)
+    assert {n for n, _ in model.named_parameters() if "norm" not in n} == {
+        "model.embed_tokens.weight"
+    }
+
+
+@needs_mkl
+def test_bfloat16_layers_have_a_packed_form_of_their_own() -> None:
+    reason = why_not(torch.bfloat16, CPU)
+    plain, model = tiny_target(dtype=torch.bfloat16), tiny_target(dtype=torch.bfloat16)
+    report = pack_model(model)
+    assert report.reason == reason
+    ids = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        gap = (model(input_ids=ids).logits - plain(input_ids=ids).logits).abs().max()
+    assert gap < 0.1
+
+
+def test_other_devices_and_dtypes_keep_their_layers_and_say_why() -> None:
+    assert "needs no packing" in why_not(torch.float32, torch.device("cuda"))
+    assert "no packed form" in why_not(torch.float64, CPU)
+    model = tiny_target(dtype=torch.float64)
+    report = pack_model(model)
+    assert report.layers == 0 and "float64" in report.reason
+    assert type(model.lm_head) is nn.Linear
+
+
+def test_a_torch_whose_packed_product_is_wrong_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packed, "_pack", lambda weight: lambda x: x @ weight.T * 1.01)
+    if not hasattr(torch.ops.mkl, "_mkl_linear"):
+        monkeypatch.setattr(torch.ops.mkl, "_mkl_linear", None, raising=False)
+        monkeypatch.setattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None, raising=False)
+    assert "differs" in why_not(torch.float32, CPU)
+
+
+def test_a_torch_without_the_operators_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "mkl", object())
+    assert why_not(torch.float32, CPU) == "this torch lacks mkl._mkl_reorder_linear_weight"
+
+
+def test_the_users_own_model_is_never_packed() -> None:
+    model = tiny_target()
+    target = wrap_target(model, tiny_tokenizer())
+    assert target.packed.layers == 0 and target.packed.reason
+    assert type(model.lm_head) is nn.Linear
+
+
+def test_packing_can_be_switched_off_at_load(tmp_path: Path) -> None:
+    folder = save_target(tiny_target(), tiny_tokenizer(), tmp_path)
+    target = load_target(str(folder), "cpu", pack=False)
+    assert target.packed.reason == "switched off"
+    assert type(target.head) is nn.Linear
