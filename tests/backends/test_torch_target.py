@@ -186,7 +186,7 @@ def test_prompts_of_changing_length_leave_no_trace_in_a_session() -> None:
 def test_an_abandoned_prefill_leaves_a_prefix_that_can_be_resumed() -> None:
     model = tiny_target()
     session = TorchTargetSession(model, (), 64, chunk=4)
-    prefill = session.prefill(Request(PROMPT, 10), 0)
+    prefill: Any = session.prefill(Request(PROMPT, 10), 0)
     next(prefill)
     next(prefill)
     prefill.close()

@@ -93,10 +93,10 @@ def tiny_target(
         model = Qwen3ForCausalLM(config)
     elif kind == "gemma3":
         types = ["sliding_attention", "full_attention"] * layers
-        config = Gemma3TextConfig(
+        gemma = Gemma3TextConfig(
             **common, layer_types=types[:layers], sliding_window=WINDOW, query_pre_attn_scalar=16
         )
-        model = Gemma3ForCausalLM(config)
+        model = Gemma3ForCausalLM(gemma)
     else:
         raise ValueError(f"unknown tiny target {kind!r}")
     generator = torch.Generator().manual_seed(seed)
@@ -122,7 +122,8 @@ def tiny_tokenizer(vocab: int = VOCAB) -> Any:
     backend = Tokenizer(bpe)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    build: Any = PreTrainedTokenizerFast
+    tokenizer = build(
         tokenizer_object=backend,
         eos_token="<|end|>",
         bos_token="<|start|>",
