@@ -154,6 +154,8 @@ def test_scaled_frequencies_agree_with_an_independent_formula(name: str, theta: 
     wanted, wanted_scale = independent({**rope["full_attention"]}, 64)
     torch.testing.assert_close(found, wanted, rtol=2e-6, atol=0)
     assert scale == pytest.approx(wanted_scale, rel=1e-12)
+    cos, sin = Rotary(64, rope["full_attention"], interleaved=False)(torch.tensor([0, 5]))
+    torch.testing.assert_close(cos.square() + sin.square(), torch.full((2, 64), scale**2))
 
 
 def test_no_scaling_means_plain_powers_of_the_base_the_config_says() -> None:

@@ -74,6 +74,18 @@ def test_cached_proposals_are_those_of_a_forward_over_the_whole_context(case: st
         anchor += kept
 
 
+def test_the_edge_of_a_bidirectional_window_is_exact_at_every_length() -> None:
+    """Short of the window no mask is made: the first place where one is needed must have it."""
+    text = Text(tiny_draft(**SLIDING, is_causal=False))
+    session = text.open()
+    text.start(session, 1)
+    for anchor in range(1, 12):
+        for rows in (1, 3, 7):
+            drafted = tokens(session, Plan(rows=rows, depth=rows))
+            assert drafted == text.uncached(anchor, rows + 1).argmax(-1).tolist()
+        text.go(session, anchor, 1)
+
+
 def test_rounds_that_draft_nothing_are_caught_up_later() -> None:
     text = Text(tiny_draft(**MIXED))
     session = text.open()

@@ -63,8 +63,6 @@ class LayerCache:
     def crop(self, end: int) -> None:
         """Forget context rows at ``end`` and after."""
         self.count = max(0, min(end, self.end) - self.first)
-        if not self.count:
-            self.first = end
 
     def copy(self) -> LayerCache:
         """An independent cache with the same rows."""
