@@ -270,25 +270,27 @@ def test_a_closed_session_holds_nothing_and_closes_twice() -> None:
     assert session.holds(text.ids[:20], 19) == 0
 
 
-def windowed_reference(text: Text, anchor: int, window: int) -> list[int]:
+def windowed_reference(text: Text, anchor: int, window: int, rows: int = 7) -> list[int]:
     """What a draft says that sees only the last ``window`` rows, at their true positions."""
-    model = text.model
-    keys = torch.arange(anchor - min(window, anchor), anchor + 8)
-    context, block = keys[:-8], keys[-8:]
-    ids = [text.ids[anchor], *[model.spec.mask_token_id] * 7]
+    model, mask = text.model, text.model.spec.mask_token_id
+    context = torch.arange(anchor - min(window, anchor), anchor)
+    block = torch.arange(anchor, anchor + rows + 1)
     held = model.context_kv(model.fuse(text.features[context])[None], context)
-    hidden = model.block(text.embed[ids][None], block, held)[0, 1:]
+    noise = text.embed[[text.ids[anchor], *[mask] * rows]]
+    hidden = model.block(noise[None], block, held)[0, 1:]
     drafted: list[int] = (hidden @ text.head.T).argmax(-1).tolist()
     return drafted
 
 
-def test_a_window_bounds_the_history_and_keeps_positions() -> None:
+@pytest.mark.parametrize("rows", [7, 2])
+def test_a_window_bounds_the_history_and_keeps_positions(rows: int) -> None:
     text = Text(tiny_draft())
     session = text.open(window=12)
     text.start(session, 30)
     anchor = 30
     for kept in (1, 8, 3, 8, 8, 2, 5, 8, 8, 8):
-        assert tokens(session) == windowed_reference(text, anchor, 12)
+        drafted = tokens(session, Plan(rows=rows, depth=rows))
+        assert drafted == windowed_reference(text, anchor, 12, rows)
         text.go(session, anchor, kept)
         anchor += kept
 
