@@ -41,3 +41,12 @@ BACKENDS = Registry(
         "toy": "dflash.backends.toy:open_pair",
     },
 )
+
+PROBES = Registry(
+    "probe",
+    {
+        "torch": "dflash.backends.torch.probe:TorchProbe",
+        "toy": "dflash.backends.toy.probe:ToyProbe",
+    },
+)
+"""Backend name to what audits see of its pairs, see `dflash.verify.probe`."""

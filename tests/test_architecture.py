@@ -42,6 +42,7 @@ LAYERS = {
     "dflash.engine": 6,
     "dflash.inspection": 6,
     "dflash.train": 7,
+    "dflash.verify": 7,
     "dflash.cli": 9,
     "dflash": 10,
     "dflash.__main__": 10,
@@ -65,6 +66,7 @@ THIRD_PARTY = {
     "dflash.model": {"torch"},
     "dflash.model_run": {"torch"},
     "dflash.prompt": {"jinja2"},
+    "dflash.verify": {"numpy"},
     "dflash.train": {"torch", "transformers", "safetensors", "numpy", "typer", "rich"},
 }
 
@@ -78,8 +80,8 @@ FACADES = ("dflash", "dflash.model", "dflash.model_run")
 WAITS = {"item", "tolist", "cpu", "numpy", "synchronize"}
 """Each makes the host wait for the device. In a backend, only where the one wait of a round is."""
 MAY_WAIT = ("target", "sampling")
-LOADING = ("load", "draft_load", "gguf_weights")
-"""Runs before the first round, where nobody is kept waiting by a wait."""
+LOADING = ("load", "draft_load", "gguf_weights", "probe")
+"""Runs before the first round or apart from any, where nobody is kept waiting by a wait."""
 
 
 def name_of(file: Path) -> str:

@@ -141,28 +141,18 @@ def test_the_report_of_a_run_has_a_row_per_arm(tmp_path: Path, engine: Engine) -
     assert written["average"][2]["arm"] == "block 4"
 
 
-def test_first_difference_sees_an_ended_text() -> None:
-    assert identical.first_difference([1, 2], [1, 2]) is None
-    assert identical.first_difference([1, 2, 3], [1, 9, 3]) == 1
-    assert identical.first_difference([1, 2, 3], [1, 2]) == 2
-
-
-def test_a_lossless_pair_shows_no_difference(engine: Engine) -> None:
-    def never(prefix: object, a: int, b: int) -> float:
-        raise AssertionError("there is nothing to judge")
-
-    got = identical.compare(engine, sets.mixed(6), tokens=24, block_size=8, gap=never)
-    assert got.differences == ()
-    assert got.prompts == 6
-    assert got.committed > 1
-
-
-def test_a_difference_is_a_tie_only_within_a_thousandth() -> None:
-    def judged(gap: float) -> bool:
-        return identical.Difference("x", 3, 7, 8, gap).tie
-
-    assert judged(9e-4)
-    assert not judged(2e-3)
+def test_identity_is_judged_over_the_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "identical.json"
+    pair = ["--target", "toy", "--draft", "toy:script:1,3,0"]
+    with pytest.raises(SystemExit) as ended:
+        identical.main([*pair, "--prompts", "6", "--tokens", "24", "--out", str(out)])
+    assert ended.value.code == 0
+    written = json.loads(out.read_text())
+    assert (written["prompts"], written["real"], written["differences"]) == (6, 0, [])
+    assert written["committed"] > 1
+    assert "0 real differences" in capsys.readouterr().out
 
 
 def test_growth_is_the_slope_of_the_peaks() -> None:

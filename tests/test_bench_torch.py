@@ -43,13 +43,6 @@ def test_the_transformers_arm_gives_the_greedy_ids_and_both_times(model: Any) ->
     assert run.rate == pytest.approx((len(run.ids) - 1) / run.decode)
 
 
-def test_the_gap_is_the_distance_of_two_one_row_logits(folder: Path, model: Any) -> None:
-    with torch.inference_mode():
-        row = model(torch.tensor([PROMPT])).logits[0, -1]
-    got = identical.one_row_gap(str(folder))(PROMPT, 3, 8)
-    assert got == pytest.approx(abs(float(row[3] - row[8])), abs=1e-5)
-
-
 @pytest.fixture(scope="module")
 def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     draft = save_draft(tmp_path_factory.mktemp("draft"))

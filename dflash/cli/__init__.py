@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from dflash.cli import chat, generate, inspect, pull, train
 from dflash.cli.output import emit_json, error, note, quiet_libraries
+from dflash.cli.verify import verify as audit
 from dflash.errors import DFlashError, DownloadError, EngineClosed, OutOfMemory
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -77,7 +78,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A local model answers faster, with unchanged output: lossless speculative decoding.",
 )
-for command in (generate.generate, chat.chat, train.train, inspect.inspect, pull.pull):
+for command in (generate.generate, chat.chat, train.train, inspect.inspect, pull.pull, audit):
     app.command()(command)
 
 

@@ -1,0 +1,166 @@
+"""``dflash verify``: does the draft change the text?"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash.cli import options as o
+from dflash.cli.output import emit_json, note, status
+from dflash.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dflash.engine import Engine
+    from dflash.verify.compare import Comparison, Outcome
+    from dflash.verify.prompts import Prompt
+    from dflash.verify.sampling import Audit
+
+BIASED = "biased samples"
+DIFFERS = 1  # exit status
+
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="JSONL with 'prompt' or 'turns'. Left out: a small mixed set.",
+        rich_help_panel=o.TEXT,
+    ),
+]
+
+
+def verify(
+    model: o.Model = None,
+    draft: o.Draft = None,
+    backend: o.Backend = "auto",
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    draft_sliding_window_size: o.Window = None,
+    taps: o.Taps = None,
+    threads: o.Threads = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    prompts: Prompts = None,
+    max_tokens: o.MaxTokens = 64,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    seed: o.Seed = None,
+    ignore_eos: o.IgnoreEos = False,
+    system: o.System = None,
+    no_chat_template: o.NoChatTemplate = False,
+    block_size: o.BlockSize = None,
+    draft_tokens: o.DraftTokens = None,
+    sampling: Annotated[
+        bool,
+        typer.Option("--sampling", help="Test samples against exact probabilities, too."),
+    ] = False,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, metavar="N", help="How many, with --sampling.")
+    ] = 2000,
+    json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Compare plain with speculative decoding. Exit status 1 when they really differ."""
+    given = locals()
+    settings = _settings(given)
+    from dflash.verify.prompts import read
+
+    texts = read(prompts)
+    with o.open_engine(given) as engine:
+        _insist_on_draft(engine, settings)
+        comparison = _compare(engine, texts, settings, aloud=not json)
+        audits = _sample(engine, texts[0], settings, samples) if sampling else []
+    verdict = comparison.verdict if all(audit.passed for audit in audits) else BIASED
+    result = {**comparison.to_json(), "verdict": verdict}
+    if sampling:
+        result["sampling"] = [audit.to_json() for audit in audits]
+    if json:
+        emit_json(result)
+    else:
+        for line in _conclusion(comparison, audits, verdict):
+            typer.echo(line)
+    raise typer.Exit(0 if verdict == "lossless" else DIFFERS)
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Samples need a temperature, and two equal texts a seed."""
+    if given["sampling"] and given["temperature"] == 0:
+        given["temperature"] = 1.0
+    if given["temperature"] > 0 and given["seed"] is None:
+        given["seed"] = secrets.randbits(32)
+        note(f"equal samples need a seed: this is --seed {given['seed']}")
+    return o.settings(given)
+
+
+def _insist_on_draft(engine: Engine, settings: dict[str, Any]) -> None:
+    """A draft, and its whole block unless told otherwise: the most speculation there is."""
+    if engine.pair.draft_name is None:
+        raise ConfigError("there is no draft to verify: name one (--draft)")
+    if settings["block_size"] is None and settings["draft_tokens"] is None:
+        settings["block_size"] = engine.pair.draft_block_size
+
+
+def _compare(
+    engine: Engine, prompts: Sequence[Prompt], settings: Mapping[str, Any], *, aloud: bool
+) -> Comparison:
+    from dflash.verify.compare import Comparison, outcomes
+    from dflash.verify.gap import one_row_gap, sampling_of
+    from dflash.verify.probe import probe_of
+
+    gap = one_row_gap(probe_of(engine.pair), sampling_of(settings))
+    found = []
+    for outcome in outcomes(engine, prompts, settings, gap):
+        found.append(outcome)
+        if aloud:
+            typer.echo(_line(outcome, engine))
+    return Comparison(tuple(found))
+
+
+def _sample(
+    engine: Engine, prompt: Prompt, settings: Mapping[str, Any], samples: int
+) -> list[Audit]:
+    """Once with seeds, once without: two rules of acceptance."""
+    from dflash.verify.gap import sampling_of
+    from dflash.verify.probe import probe_of
+    from dflash.verify.sampling import audit, drawn_by, exact_by
+
+    apart = dict(settings)
+    template = {name: apart.pop(name) for name in ("chat_template", "system")}
+    ids = engine.encode(prompt.text, **template)
+    exact = exact_by(probe_of(engine.pair), ids, sampling_of(settings))
+    audits = []
+    for name, seed in (("seeded", settings["seed"]), ("unseeded", None)):
+        status(f"drawing {samples} {name} samples at temperature {settings['temperature']} ...")
+        draw = drawn_by(engine, ids, {**apart, "seed": seed})
+        audits.append(audit(name, draw, exact, samples))
+    return audits
+
+
+def _line(outcome: Outcome, engine: Engine) -> str:
+    if outcome.difference is None:
+        return f"identical  {outcome.id}  ({outcome.tokens} tokens)"
+    there = outcome.difference
+    one, two = (_shown(engine, token) for token in (there.plain, there.speculative))
+    gap = "" if there.gap is None else f", gap {there.gap:.1e}"
+    word = "tie      " if there.tie else "DIFFERENT"
+    return f"{word}  {outcome.id}  (token {there.position}: {one} / {two}{gap})"
+
+
+def _shown(engine: Engine, token: int) -> str:
+    return "the end" if token < 0 else repr(engine.pair.tokenizer.decode([token]))
+
+
+def _conclusion(comparison: Comparison, audits: Sequence[Audit], verdict: str) -> Iterator[str]:
+    yield (
+        f"{comparison.prompts} prompts, {comparison.tokens} tokens, "
+        f"{comparison.committed:.2f} committed per pass: {comparison.count('identical')} "
+        f"identical, {comparison.count('tie')} ties, {comparison.count('real')} real differences"
+    )
+    for audit in audits:
+        word = "as the target's own" if audit.passed else "BIASED"
+        yield f"{audit.samples} {audit.name} samples: chi-square p = {audit.p:.3g}, {word}"
+    yield f"verdict: {verdict}"
