@@ -7,35 +7,19 @@ Weights are complete, finite and in one dtype when ``load_target`` returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
+from dflash.backends.torch.attention import group_attention
 from dflash.backends.torch.cache import check_cache
 from dflash.backends.torch.checkpoint import count_weights, read_config, require_target, resolve
 from dflash.backends.torch.memory import guard, require
 from dflash.backends.torch.packed import PackReport, pack_model
-from dflash.errors import CheckpointError, ConfigError, WeightsError
-
-LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    RuntimeError,
-    ImportError,
-    SafetensorError,
-    StrictDataclassError,
-)
+from dflash.backends.torch.reading import FiniteCheck, quiet, read_model, read_tokenizer
+from dflash.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -109,8 +93,8 @@ def load_target(
     require_target(read_config(folder), path)
     require(f"the target {path}", count_weights(folder) * kind.itemsize, where)
     with quiet():
-        model = _read_model(folder, kind, trust_remote_code)
-        tokenizer = _read_tokenizer(folder, trust_remote_code)
+        model = read_model(folder, kind, trust_remote_code)
+        tokenizer = read_tokenizer(folder, trust_remote_code)
     with guard(f"moving {path} to {where}"):
         model = model.to(where).eval().requires_grad_(False)
         report = _settle(model, path, pack)
@@ -119,6 +103,8 @@ def load_target(
 
 def _settle(model: Any, name: str, pack: bool) -> PackReport:
     """Check every weight, pack what can be packed. One walk: files are mapped, read once, freed."""
+    if pack:
+        group_attention(model)
     check = FiniteCheck(name)
     report = pack_model(model, check.look) if pack else PackReport(reason="switched off")
     for key, weight in model.named_parameters():
@@ -219,100 +205,3 @@ def pick_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
     if not isinstance(chosen, torch.dtype):
         raise ConfigError(f"dtype must be float32, bfloat16 or float16, got {dtype!r}")
     return chosen
-
-
-def _read_model(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The model with every weight from the checkpoint. Raises CheckpointError, WeightsError."""
-    try:
-        with guard(f"loading {folder}"):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-            )
-    except LOAD_ERRORS as error:
-        raise _explain(folder, error) from error
-    model, report = loaded
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise WeightsError(
-            f"{folder} lacks {len(missing)} tensors its config asks for: {_some(missing)}. "
-            "The download is incomplete or the config belongs to another model"
-        )
-    return model
-
-
-def _read_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust_remote_code
-        )
-    except LOAD_ERRORS as error:
-        raise CheckpointError(
-            f"{folder} has no tokenizer that can be read: {_first_line(error)}. "
-            "Copy tokenizer.json and tokenizer_config.json into the folder"
-        ) from error
-
-
-def _explain(folder: Path, error: BaseException) -> CheckpointError:
-    """transformers' complaint as ours."""
-    text = str(error)
-    if "trust_remote_code" in text:
-        return CheckpointError(
-            f"{folder} brings its own model code, which is not run unless you say so: read it, "
-            "then pass --trust-remote-code (trust_remote_code=True)"
-        )
-    if "Unrecognized configuration class" in text:
-        return CheckpointError(f"{folder} is not a decoder-only language model (a causal LM)")
-    if "size mismatch" in text or "mismatched" in text:
-        return WeightsError(f"tensors of {folder} do not have the shapes of its config: {text}")
-    return CheckpointError(f"transformers cannot load {folder}: {_first_line(error)}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-
-
-class FiniteCheck:
-    """Looks at weights as they pass; NaN and infinity show in a sum, so it is cheap."""
-
-    def __init__(self, name: str) -> None:
-        """``name`` of the checkpoint, for the error."""
-        self._name = name
-        self._bad: list[str] = []
-
-    def look(self, key: str, weight: torch.Tensor) -> None:
-        """Remember ``key`` if ``weight`` has a NaN or an infinity."""
-        if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
-            self._bad.append(key)
-
-    def done(self) -> None:
-        """Raise WeightsError if there was one."""
-        if self._bad:
-            raise WeightsError(
-                f"{self._name} has weights that are NaN or infinite: {_some(self._bad)}. The file "
-                "is damaged or was converted to too narrow a dtype; get it again"
-            )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings: what matters is raised instead."""
-    speaker: Any = logging
-    level, bars = speaker.get_verbosity(), speaker.is_progress_bar_enabled()
-    speaker.set_verbosity_error()
-    speaker.disable_progress_bar()
-    try:
-        yield
-    finally:
-        speaker.set_verbosity(level)
-        if bars:
-            speaker.enable_progress_bar()
