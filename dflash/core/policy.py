@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
+from dflash.core.profile import Profile, Survival
 from dflash.core.types import Outlook, Plan, Step
 
 
@@ -36,3 +38,160 @@ class Off:
 
     def observe(self, step: Step) -> None:
         """Nothing to learn."""
+
+
+class State(StrEnum):
+    """Where a request stands."""
+
+    PREFILL = "prefill"  # nothing decided yet
+    SPECULATING = "speculating"  # drafting is the fastest known way on
+    FALLBACK = "fallback"  # plain steps, and a probe now and then
+    DONE = "done"
+
+
+_LOSS = 0.01  # share of plain decoding's time that may be lost on drafts that fail
+_LOAN, _MOST_LOAN = 1.25, 2.5  # plain steps that may be lost before anything is earned
+_TRUST = 4.0  # plain steps more of it, for a draft that usually doubles the speed
+_FIRST_WAIT, _LAST_WAIT = 8, 256  # plain steps between probes; doubles with each that fails
+_FORGET = 0.3  # what failures before a successful probe still count
+_WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
+_NEAR = 0.93  # sizes never measured are tried when they look at least this good
+_TRY_EVERY = 4  # rounds
+_REFRESH = 24  # rounds between two measurements of a plain step, at break-even
+
+Options = Mapping[tuple[int, int], float]  # (draft, rows) -> speed; plain decoding is 1
+
+
+class Adaptive:
+    """The block that commits most tokens per second, chosen anew each round; 1 is plain decoding.
+
+    For r drafts it expects ``committed(r) / cost(r)`` tokens a second, with costs measured in
+    rounds and survival counted in this request. It keeps books: drafts that fail never cost more
+    than a small share of the time that plain decoding would have taken, so that a request in which
+    nothing is ever accepted is hardly slower than without a draft. While it falls back to plain
+    steps it probes at growing intervals, so that text which becomes predictable is noticed.
+    """
+
+    def __init__(self, block_size: int, profile: Profile | None = None) -> None:
+        """``block_size`` is the most, anchor included. Requests of a pair share a ``profile``."""
+        self.state = State.PREFILL
+        self._most = block_size - 1
+        self._profile = profile or Profile()
+        self._costs = self._profile.costs
+        self._survival: dict[tuple[int, int], Survival] = {}
+        self._worth = self._debt = 0.0  # ns: of plain decoding so far; lost on drafts so far
+        self._loan: float | None = None  # plain steps
+        self._rounds = self._plain_run = self._stale = 0
+        self._wait, self._again = _FIRST_WAIT, False
+        self._outlook = Outlook(0)  # of the draft last chosen
+        self._catch_up = 0.0  # ns per context row that a draft has to catch up
+
+    def plan(self, most: int, outlooks: Sequence[Outlook]) -> Plan:
+        """The best block by what is known now. Looks at nothing that was drawn."""
+        self._rounds += 1
+        able = {d: min(o.most, most, self._most) for d, o in enumerate(outlooks)}
+        able = {draft: rows for draft, rows in able.items() if rows > 0}
+        if not able or not self._costs.knows(0, 0):
+            return Plan()  # the first step of a pair measures plain decoding
+        new = [(draft, rows) for draft, rows in able.items() if not self._costs.sizes(draft)]
+        draft, rows = new[0] if new else self._best(able, outlooks)
+        if rows == 0:
+            return Plan()
+        self._outlook = outlooks[draft]
+        return Plan(draft, rows, rows)
+
+    def observe(self, step: Step) -> None:
+        """Learn what the round cost and how far the draft was right."""
+        if step.rows:
+            self._learn(step)
+        else:
+            # The first plain step after a block may pay for what the block's commit put off.
+            if self._plain_run or self._rounds == 1:
+                self._costs.add(0, 0, step.ns)
+                self._stale = 0
+            self._plain_run += 1
+        if self._costs.knows(0, 0):
+            self._worth += len(step.tokens) * self._costs.plain()
+        if step.finish is not None:
+            self.state = State.DONE
+
+    def _best(self, able: Mapping[int, int], outlooks: Sequence[Outlook]) -> tuple[int, int]:
+        if self._loan is None:
+            usual = {d: self._profile.usual(d, outlooks[d].grade) for d in able}
+            speed = max(self._speeds(able, usual).values())
+            self._loan = min(_MOST_LOAN, _LOAN + _TRUST * max(0.0, speed - 1))
+        now = {draft: self._survival_of(draft, outlooks[draft].grade) for draft in able}
+        room = {draft: self._room(outlooks[draft]) for draft in able}
+        options = self._speeds(able, now, room)
+        best = max(options, key=options.__getitem__, default=(0, 0))
+        if not options or options[best] <= _WORTH_IT:
+            self.state = State.FALLBACK
+            due = self._again or self._plain_run >= self._wait
+            return best if due else (0, 0)
+        self.state = State.SPECULATING
+        self._stale += 1
+        if self._stale > _REFRESH * (1 + 16 * max(0.0, options[best] - 1)):
+            return 0, 0  # until one is measured, which the first after a block is not
+        return self._untried(options, options[best]) or best
+
+    def _speeds(
+        self,
+        able: Mapping[int, int],
+        survival: Mapping[int, Survival],
+        room: Mapping[int, float] | None = None,
+    ) -> Options:
+        speeds: dict[tuple[int, int], float] = {}
+        for draft, most in able.items():
+            gains, costs = survival[draft].committed(most), self._costs.curve(draft, most)
+            most_ns = room[draft] if room else float("inf")
+            for rows in range(1, most + 1):
+                if costs[rows] <= most_ns:
+                    speeds[draft, rows] = gains[rows] * costs[0] / costs[rows]
+        return speeds
+
+    def _untried(self, options: Options, best: float) -> tuple[int, int] | None:
+        """Now and then a size whose cost is a guess, where the guess is good."""
+        if self._rounds % _TRY_EVERY:
+            return None
+        new = [key for key in options if not self._costs.knows(*key)]
+        new = [key for key in new if options[key] > _NEAR * best]
+        return max(new, key=options.__getitem__, default=None)
+
+    def _room(self, outlook: Outlook) -> float:
+        """ns that a block may take so that the books stay in order if nothing of it is kept."""
+        loan = _LOSS * self._worth + (self._loan or 0.0) * self._costs.plain()
+        return loan - self._debt + self._costs.plain() - self._late(outlook)
+
+    def _learn(self, step: Step) -> None:
+        draft, grade, lag = step.plan.draft, self._outlook.grade, self._outlook.lag
+        kept, judged = len(step.verdict.path), min(step.verdict.drafted, step.plan.depth)
+        survival = self._survival_of(draft, grade)
+        survival.add(judged, kept)
+        self._profile.usual(draft, grade).add(judged, kept)
+        if self.state is State.FALLBACK:
+            self._again = kept > 0
+            self._wait = _FIRST_WAIT if kept else min(2 * self._wait, _LAST_WAIT)
+            if kept:
+                survival.relax(_FORGET)
+        self._plain_run = 0
+        if not self._costs.sizes(draft):  # a measurement, and in nobody's books
+            self._costs.add(draft, step.rows, step.ns)
+            return
+        if lag <= self._most + 1:
+            self._costs.add(draft, step.rows, step.ns)
+        else:
+            late = max(0.0, step.ns - self._costs.cost(draft, step.rows)) / lag
+            self._catch_up += (late - self._catch_up) / 2
+        spent = self._costs.cost(draft, step.rows) + self._late(self._outlook)
+        self._debt += spent - len(step.tokens) * self._costs.plain()
+
+    def _late(self, outlook: Outlook) -> float:
+        """Cost of catching up, beyond what every round has of it."""
+        return self._catch_up * outlook.lag if outlook.lag > self._most + 1 else 0.0
+
+    def _survival_of(self, draft: int, grade: int) -> Survival:
+        key = (draft, grade)
+        if key not in self._survival:
+            usual = self._profile.usual(draft, grade)
+            self._survival[key] = Survival(usual.chances(max(1, self._most)))
+        return self._survival[key]

@@ -1,0 +1,180 @@
+"""What is known of a pair: what a round costs, and how many drafts usually survive.
+
+Costs are shared by all requests of a pair, because a machine has one speed. Survival belongs to a
+request; the pair's average is where a new request starts. Nothing here reads a clock or a file.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+PLAIN = -1  # the draft of a plain step
+_SAMPLES = 9  # rounds of one size that a median looks at
+_SOME = 0.5  # acceptance of a draft nobody knows anything of
+_MOST = 0.98  # no estimate is more certain than this
+
+
+class CostCurve:
+    """Nanoseconds of a whole round by draft and drafted rows.
+
+    Medians of the last rounds of a size, straight lines between sizes. A slow first call counts
+    only until a second one comes.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self._samples: dict[tuple[int, int], deque[float]] = {}
+        self._points: dict[int, dict[int, float]] = {}  # draft -> rows -> ns
+        self._curves: dict[int, list[float]] = {}  # draft -> ns by rows, until something is added
+
+    def add(self, draft: int, rows: int, ns: float) -> None:
+        """One round; 0 rows is a plain step, whatever the draft."""
+        key = (draft if rows else PLAIN, rows)
+        samples = self._samples.setdefault(key, deque(maxlen=_SAMPLES))
+        samples.append(ns)
+        typical = sorted(samples)[len(samples) // 2 if len(samples) > 2 else 0]
+        self._points.setdefault(key[0], {})[rows] = typical
+        self._curves.clear()
+
+    def knows(self, draft: int, rows: int) -> bool:
+        """Whether a round of this size was measured."""
+        return rows in self._points.get(draft if rows else PLAIN, {})
+
+    def sizes(self, draft: int) -> int:
+        """How many sizes were measured, plain steps aside."""
+        return len(self._points.get(draft, {}))
+
+    def plain(self) -> float:
+        """Cost of a plain step; needs ``knows(any, 0)``."""
+        return self._points[PLAIN][0]
+
+    def cost(self, draft: int, rows: int) -> float:
+        """Cost of a round; needs a plain step and one size of this draft measured."""
+        return self.curve(draft, rows)[rows]
+
+    def curve(self, draft: int, most: int) -> list[float]:
+        """[rows]: cost of a round, from a plain step to at least ``most`` rows."""
+        known = self._curves.get(draft)
+        if known is None or len(known) <= most:
+            known = self._curves[draft] = self._drawn(draft, most)
+        return known
+
+    def _drawn(self, draft: int, most: int) -> list[float]:
+        """Lines through the sizes measured, rising: fewer rows never cost more than more rows.
+
+        What says otherwise was a disturbance. Past the last size the last line goes on.
+        """
+        plain, points = self.plain(), self._points[draft]
+        sizes = sorted(points)
+        least, rising = float("inf"), {}
+        for rows in reversed(sizes):
+            least = min(least, points[rows])
+            rising[rows] = max(least, plain)
+        curve, low, slope = [plain], 0, 0.0
+        for rows in sizes:
+            slope = (rising[rows] - curve[low]) / (rows - low)
+            start = curve[low]
+            curve += [start + slope * step for step in range(1, rows - low + 1)]
+            low = rows
+        return curve + [curve[low] + slope * step for step in range(1, most - low + 1)]
+
+    def to_json(self) -> list[list[float]]:
+        """Rows of (draft, rows, ns)."""
+        return [[d, rows, ns] for d, points in self._points.items() for rows, ns in points.items()]
+
+    @classmethod
+    def from_json(cls, rows: Sequence[Sequence[float]]) -> CostCurve:
+        """What ``to_json`` wrote; each size counts as one measured round."""
+        curve = cls()
+        for draft, size, ns in rows:
+            curve.add(int(draft), int(size), ns)
+        return curve
+
+
+class Survival:
+    """Chance that the i-th drafted token is kept once those before it were.
+
+    Old rounds fade. Places that were seldom judged lean on the prior, corrected by how the places
+    that were judged did against it.
+    """
+
+    def __init__(
+        self, prior: Sequence[float] = (), weight: float = 8.0, fade: float = 0.93
+    ) -> None:
+        """``prior`` by place (the last one goes on) counts as ``weight`` rounds.
+
+        Each round multiplies what is known of the places it judged by ``fade``.
+        """
+        self.prior = [min(_MOST, max(0.0, chance)) for chance in prior] or [_SOME]
+        self._weight, self._fade = weight, fade
+        self._judged: list[float] = []
+        self._kept: list[float] = []
+
+    def add(self, judged: int, kept: int) -> None:
+        """One round: ``judged`` drafts, the first ``kept`` of them right."""
+        while len(self._judged) < judged:
+            self._judged.append(0.0)
+            self._kept.append(0.0)
+        for place in range(min(judged, kept + 1)):
+            self._judged[place] = self._judged[place] * self._fade + 1
+            self._kept[place] = self._kept[place] * self._fade + (place < kept)
+
+    def relax(self, share: float) -> None:
+        """Let what was seen so far count only ``share`` of what it did."""
+        self._judged = [count * share for count in self._judged]
+        self._kept = [count * share for count in self._kept]
+
+    def chances(self, places: int) -> list[float]:
+        """Conditional chances of the first ``places`` drafts."""
+        prior, weight = self.prior, self._weight
+        base = prior[:places] + prior[-1:] * (places - len(prior))
+        seen = list(zip(base, self._judged, self._kept, strict=False))
+        expected = sum(chance * judged for chance, judged, _ in seen)
+        drift = (sum(self._kept) + weight) / (expected + weight)
+        found = [
+            min(_MOST, (kept + weight * min(_MOST, chance * drift)) / (judged + weight))
+            for chance, judged, kept in seen
+        ]
+        return found + [min(_MOST, chance * drift) for chance in base[len(seen) :]]
+
+    def committed(self, most: int) -> list[float]:
+        """[r]: tokens a round of r drafts commits on average, the target's own included."""
+        gains, alive = [1.0], 1.0
+        for chance in self.chances(most):
+            alive *= chance
+            gains.append(gains[-1] + alive)
+        return gains
+
+
+class Profile:
+    """Costs and usual survival of one pair; shared by its requests."""
+
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        """``prior``: conditional acceptance by place, as a model card has it."""
+        self.costs = CostCurve()
+        self._prior = prior
+        self._usual: dict[tuple[int, int], Survival] = {}
+
+    def usual(self, draft: int, grade: int) -> Survival:
+        """The average of all requests; slow to forget."""
+        key = (draft, grade)
+        if key not in self._usual:
+            self._usual[key] = Survival(self._prior, weight=10.0, fade=0.99)
+        return self._usual[key]
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file beside the pair."""
+        usual = {f"{d}.{g}": known.chances(32) for (d, g), known in self._usual.items()}
+        return {"costs": self.costs.to_json(), "survival": usual}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Profile:
+        """What ``to_json`` wrote."""
+        profile = cls()
+        profile.costs = CostCurve.from_json(data["costs"])
+        for name, chances in data["survival"].items():
+            draft, grade = name.split(".")
+            profile._usual[int(draft), int(grade)] = Survival(chances, weight=10.0, fade=0.99)
+        return profile

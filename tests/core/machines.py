@@ -1,0 +1,121 @@
+"""A simulated machine: what rounds cost and how drafts fare, without a model or a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dflash.core.protocols import Policy
+from dflash.core.types import Finish, Outlook, Plan, Step, Verdict
+
+Chances = Callable[[int, int], float]
+"""(token of the output, place in the block) -> chance that the draft is right there."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Costs in units of a plain step; ``verify`` holds (rows with the anchor, cost)."""
+
+    verify: Sequence[tuple[int, float]]
+    draft: float
+    catch_up: float = 0.004  # per context row the draft has not seen
+    noise: float = 0.05
+    spikes: float = 0.01
+
+    def cost(self, rows: int, lag: int) -> float:
+        """A round of ``rows`` drafts, undisturbed."""
+        for (low, one), (high, other) in pairwise(self.verify):
+            if low <= rows + 1 <= high:
+                price = one + (other - one) * (rows + 1 - low) / (high - low)
+                break
+        return price + (self.draft + self.catch_up * lag if rows else 0.0)
+
+    def disturbed(self, cost: float, rng: random.Random) -> float:
+        """The same on a machine that others use too."""
+        return cost * rng.lognormvariate(0, self.noise) * (4 if rng.random() < self.spikes else 1)
+
+
+# Verify curves as measured: prepacked and plain float32 on two cores, Q4 on a CPU, a GPU.
+MACHINES = {
+    "two cores, packed": Machine(
+        [(1, 1.0), (2, 1.15), (4, 1.31), (6, 1.45), (8, 1.5), (16, 2.05)], 0.2
+    ),
+    "two cores, plain": Machine(
+        [(1, 1.0), (2, 1.15), (4, 1.56), (6, 1.66), (8, 1.88), (16, 2.12)], 0.25
+    ),
+    "four bits on a CPU": Machine([(1, 1.0), (2, 1.5), (4, 2.6), (8, 4.7), (16, 8.5)], 0.3),
+    "a GPU": Machine([(1, 1.0), (16, 1.1)], 0.12, 0.001, 0.02),
+}
+
+
+def steady(*chances: float) -> Chances:
+    """The same everywhere; the last chance goes on."""
+    return lambda _, place: chances[min(place, len(chances) - 1)]
+
+
+def changing(length: int, *texts: Chances) -> Chances:
+    """One text after the other, ``length`` tokens each."""
+    return lambda token, place: texts[token // length % len(texts)](token, place)
+
+
+TEXTS = {
+    "nothing accepted": steady(0.0),
+    "hardly anything": steady(0.1),
+    "chat": steady(0.38, 0.36, 0.35, 0.33),
+    "code": steady(0.45, 0.48, 0.5, 0.5, 0.45),
+    "arithmetic": steady(0.55, 0.6, 0.6, 0.58, 0.5),
+    "a good draft": steady(0.8, 0.78, 0.76, 0.75),
+    "repetitive": steady(0.96),
+    "quotes in prose": changing(40, steady(0.1), steady(0.9)),
+    "prose, then a list": changing(96, steady(0.15), steady(0.85)),
+}
+
+
+@dataclass
+class Simulation:
+    """Requests played on a machine; time passes only here."""
+
+    machine: Machine
+    chances: Chances
+    block_size: int = 8
+    seed: int = 0
+    lag: int = field(default=0, init=False)
+
+    def run(self, make: Callable[[], Policy], requests: int, tokens: int) -> float:
+        """Time per token after the first, over all requests."""
+        total = 0.0
+        for number in range(requests):
+            # the same text and the same disturbances for every policy
+            rng = random.Random(f"{self.seed}.{number}")
+            total += self._request(make(), tokens, rng)
+        return total / (requests * (tokens - 1))
+
+    def _request(self, policy: Policy, tokens: int, rng: random.Random) -> float:
+        luck = [[rng.random() for _ in range(16)] for _ in range(tokens + 16)]
+        said, total, self.lag = 1, 0.0, 20
+        while said < tokens:
+            plan = policy.plan(tokens - said - 1, [Outlook(self.block_size - 1, lag=self.lag)])
+            assert plan.rows <= tokens - said - 1
+            accepted = 0
+            while accepted < plan.rows:
+                place = said + accepted
+                if luck[said][accepted] >= self.chances(place, accepted):
+                    break
+                accepted += 1
+            cost = self.machine.cost(plan.rows, self.lag)
+            self.lag = accepted + 1 + (0 if plan.rows else self.lag)
+            said += accepted + 1
+            total += cost
+            policy.observe(
+                self._step(plan, accepted, self.machine.disturbed(cost, rng), said < tokens)
+            )
+        return total
+
+    def _step(self, plan: Plan, accepted: int, cost: float, more: bool) -> Step:
+        verdict: Verdict[object] = Verdict(
+            [0] * (accepted + 1), range(accepted), plan.rows, accepted + 1
+        )
+        finish = None if more else Finish.LENGTH
+        return Step(verdict.tokens, plan, plan.rows, verdict, int(cost * 1e7), finish)
