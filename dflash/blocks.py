@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dflash.config import BlockSize
 from dflash.core import policy as policies
+from dflash.core.profile import Profile
 from dflash.core.protocols import Pair, Policy
 
 
@@ -24,14 +25,17 @@ class Blocks:
     clamped_from: int | None = None
 
 
-def choose(asked: BlockSize, pair: Pair) -> Blocks:
-    """The policy for ``asked`` on ``pair``; warns once when the draft's native size clamps it."""
+def choose(asked: BlockSize, pair: Pair, profile: Profile | None = None) -> Blocks:
+    """The policy for ``asked`` on ``pair``; warns once when the draft's native size clamps it.
+
+    ``profile`` is what earlier requests of the pair taught about its costs.
+    """
     native = pair.draft_block_size
     if native is None:
         return Blocks(policies.Off(), "off", 1)
     size = pair.default_block_size if asked is None else asked
     if size is None or size == "auto":
-        return _auto(native)
+        return Blocks(policies.Adaptive(native, profile), "adaptive", None)
     clamped_from = size if size > native else None
     if clamped_from is not None:
         warnings.warn(
@@ -43,10 +47,3 @@ def choose(asked: BlockSize, pair: Pair) -> Blocks:
     if size == 1:
         return Blocks(policies.Off(), "off", 1, clamped_from)
     return Blocks(policies.Fixed(size), "fixed", size, clamped_from)
-
-
-def _auto(native: int) -> Blocks:
-    adaptive = getattr(policies, "Adaptive", None)
-    if adaptive is None:
-        return Blocks(policies.Fixed(native), "fixed", native)
-    return Blocks(adaptive(native), "adaptive", None)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Self
 from dflash import blocks
 from dflash.config import NO_DRAFT, GenerateConfig, LoadConfig, from_options
 from dflash.core.decode import decode
+from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
 from dflash.core.stats import Recorder
 from dflash.core.types import Request, Sampling, Step
@@ -135,6 +136,7 @@ class Engine:
         """The engine owns ``pair`` from here on and closes it."""
         self.pair = pair
         self._sessions = Sessions(pair)
+        self._profile = Profile()  # a machine has one speed: all requests share what they learn
         self._lock = RLock()  # a forgotten stream may be collected, and parked, inside a round
         self._closed = False
 
@@ -173,8 +175,8 @@ class Engine:
         config = from_options(GenerateConfig, options)
         self._check_open()
         ids = self.encode(prompt, chat_template=chat_template, system=system)
-        request, chosen = self._request(ids, config), blocks.choose(config.block, self.pair)
-        return self._chunks(request, chosen, config)
+        request = self._request(ids, config)
+        return self._chunks(request, blocks.choose(config.block, self.pair, self._profile), config)
 
     def encode(
         self, prompt: Prompt, *, chat_template: bool = True, system: str | None = None

@@ -196,15 +196,19 @@ def test_a_block_beyond_the_draft_is_clamped_visibly(engine):
     assert (stats.block_size, stats.clamped_from) == (16, 99)
 
 
-def test_auto_is_adaptive_where_there_is_a_policy_for_it(engine, monkeypatch):
-    from dflash.core.policy import Fixed
-
-    monkeypatch.setattr(blocks.policies, "Adaptive", Fixed, raising=False)
+def test_auto_is_adaptive(engine):
     chosen = blocks.choose("auto", engine.pair)
     assert (chosen.name, chosen.block_size) == ("adaptive", None)
-    monkeypatch.delattr(blocks.policies, "Adaptive")
-    chosen = blocks.choose("auto", engine.pair)
-    assert (chosen.name, chosen.block_size) == ("fixed", 16)
+    stats = engine.generate("hello", max_tokens=60, block_size="auto").stats
+    assert (stats.policy, stats.block_size, stats.completion_tokens) == ("adaptive", None, 60)
+
+
+def test_auto_changes_no_id(engine):
+    options = {"max_tokens": 80, "temperature": 0.7, "seed": 3}
+    with load("toy") as plain:
+        expected = plain.generate("hello", **options).token_ids
+    for _ in range(3):  # every request knows more of the costs than the one before
+        assert engine.generate("hello", block_size="auto", **options).token_ids == expected
 
 
 def test_a_draft_without_a_default_is_played_automatically():
