@@ -8,8 +8,9 @@ overflow on some targets). Equal sequences share their rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,9 +42,27 @@ class FeatureStore:
         self.offsets = np.cumsum([0, *map(len, self.sequences)])
         self.done = np.zeros(len(self.sequences), dtype=bool)
         self.store: np.memmap[tuple[int, int], np.dtype[np.int16]] | None = None
+        self.seal: Path | None = None
         if file is not None:
-            shape = (int(self.offsets[-1]), self.width)
-            self.store = np.memmap(file, dtype=np.int16, mode="w+", shape=shape)
+            self.seal = file.with_suffix(".sha256")
+            self._open(file)
+
+    def _open(self, file: Path) -> None:
+        """Take over a complete file of the same text and target, or begin a new one."""
+        assert self.seal is not None, "a stored run has a seal"
+        shape = (int(self.offsets[-1]), self.width)
+        kept = self.seal.is_file() and self.seal.read_text(encoding="utf-8") == self._digest()
+        kept = kept and file.is_file() and file.stat().st_size == 2 * shape[0] * shape[1]
+        self.done[:] = kept
+        if not kept:
+            self.seal.unlink(missing_ok=True)
+        mode: Literal["r+", "w+"] = "r+" if kept else "w+"
+        self.store = np.memmap(file, dtype=np.int16, mode=mode, shape=shape)
+
+    def _digest(self) -> str:
+        """What the features are a function of."""
+        whole = (self.taps.layers, self.sequences, self.target.config.to_json_string())
+        return sha256(repr(whole).encode()).hexdigest()
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """(features [T, M*Ht], final state [T, Ht]) of one sequence, bfloat16."""
@@ -70,6 +89,8 @@ class FeatureStore:
             for place, both in zip(part, computed, strict=True):
                 self._keep(place, both)
             yield int(self.done.sum())
+        if self.seal is not None and self.done.all():
+            self.seal.write_text(self._digest(), encoding="utf-8")
 
     def _keep(self, place: int, both: Tensor) -> None:
         if self.store is not None:
@@ -87,6 +108,8 @@ def compute(target: Any, sequences: Sequence[Sequence[int]], taps: Taps) -> list
     longest = max(map(len, sequences))
     padded = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in sequences]
     with taps.capture():
-        out = target.base_model(input_ids=torch.tensor(padded, device=target.device), use_cache=False)
+        out = target.base_model(
+            input_ids=torch.tensor(padded, device=target.device), use_cache=False
+        )
     states = torch.cat((*taps.states(), out.last_hidden_state), dim=-1).to(torch.bfloat16).cpu()
     return [states[row, : len(ids)].clone() for row, ids in enumerate(sequences)]

@@ -10,7 +10,6 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.load import LoadedTarget, load_target
+from dflash.doctor.static.name import tokenizer_digest
 from dflash.drafts.spec import read_spec
 from dflash.errors import ConfigError
 from dflash.train import evaluate, losses
@@ -117,6 +117,7 @@ def prepare(config: TrainConfig) -> Session:
         target.config, config.shape, mask_token_id=mask,
         target_name=config.target_name or config.target,
     )  # fmt: skip
+    plain["target_tokenizer_sha256"] = tokenizer_digest(target.tokenizer.get_vocab())
     model: DFlashDraftModel = DFlashDraftModel(read_spec(plain)).float()
     model = model.to(device=where)
     seed = config.schedule.seed
@@ -214,6 +215,6 @@ def finish(session: Session, interrupted: bool, report: Report) -> Outcome:
     card = write_card(config, session.draft_config, trainer, session.corpus, walked, generated)
     export(config.out, trainer.model, session.draft_config, card)
     if not interrupted:
-        with suppress(FileNotFoundError):
-            (config.out / "features.bin").unlink()
+        for file in config.out.glob("features.*"):
+            file.unlink()
     return Outcome(config.out, trainer.step, interrupted, walked, generated, trainer.history)

@@ -138,3 +138,16 @@ def test_an_overfitted_draft_is_accepted_in_full_by_walk(tmp_path: Path) -> None
     head = rig.target.get_output_embeddings().weight.detach()
     found = evaluate.walk(rig.model, rig.materials, list(enumerate(rig.conversations)), head)
     assert found.mean_committed > 0.9 * 4
+
+
+def test_a_continued_run_takes_over_the_features_it_stored(tmp_path: Path) -> None:
+    file = tmp_path / "features.bin"
+    first = make_rig(tmp_path, file=file).materials.features
+    assert list(first.fill())[-1] == len(first.sequences)
+    wanted = first[1][0].clone()
+    again = make_rig(tmp_path, file=file).materials.features
+    assert again.done.all() and torch.equal(again[1][0], wanted)
+    other = make_rig(
+        tmp_path, file=file, shape=DraftShape(2, 4, taps=(1, 2), mask_token_id=MASK)
+    ).materials.features
+    assert not other.done.any()
