@@ -105,19 +105,8 @@ def prepare(config: TrainConfig) -> Session:
         config.data, target.tokenizer, max_length=config.max_length,
         valid_every=config.valid_every, skip_malformed=config.skip_malformed,
     )  # fmt: skip
-    mask = config.shape.mask_token_id
-    if mask is None:
-        mask = choose_mask_token(target.tokenizer, target.eos_ids, target.vocab_size)
-    elif not 0 <= mask < target.vocab_size or mask in target.eos_ids:
-        raise ConfigError(
-            f"--mask-token-id {mask} must be one of the target's {target.vocab_size} embedding "
-            f"rows and no end-of-sequence id ({sorted(target.eos_ids)})"
-        )
-    plain = draft_config(
-        target.config, config.shape, mask_token_id=mask,
-        target_name=config.target_name or config.target,
-    )  # fmt: skip
-    plain["target_tokenizer_sha256"] = tokenizer_digest(target.tokenizer.get_vocab())
+    plain = shape_draft(config, target)
+    mask = plain["dflash_config"]["mask_token_id"]
     model: DFlashDraftModel = DFlashDraftModel(read_spec(plain)).float()
     model = model.to(device=where)
     seed = config.schedule.seed
@@ -148,6 +137,22 @@ def prepare(config: TrainConfig) -> Session:
         weight.to(compute),
         time.time(),
     )
+
+
+def shape_draft(config: TrainConfig, target: LoadedTarget) -> dict[str, Any]:
+    """config.json of the draft to be. Raises ConfigError for a mask token that cannot serve."""
+    mask = config.shape.mask_token_id
+    if mask is None:
+        mask = choose_mask_token(target.tokenizer, target.eos_ids, target.vocab_size)
+    elif not 0 <= mask < target.vocab_size or mask in target.eos_ids:
+        raise ConfigError(
+            f"--mask-token-id {mask} must be one of the target's {target.vocab_size} embedding "
+            f"rows and no end-of-sequence id ({sorted(target.eos_ids)})"
+        )
+    name = config.target_name or config.target
+    plain = draft_config(target.config, config.shape, mask_token_id=mask, target_name=name)
+    digest = tokenizer_digest(target.tokenizer.get_vocab())
+    return plain | {"target_tokenizer_sha256": digest}
 
 
 def loop(session: Session, report: Report) -> None:
