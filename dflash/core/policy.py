@@ -49,10 +49,10 @@ class State(StrEnum):
     DONE = "done"
 
 
-_LOSS = 0.01  # share of plain decoding's time that may be lost on drafts that fail
+_LOSS = 0.015  # share of plain decoding's time that may be lost on drafts that fail
 _LOAN, _MOST_LOAN = 1.25, 2.5  # plain steps that may be lost before anything is earned
 _TRUST = 4.0  # plain steps more of it, for a draft that usually doubles the speed
-_FIRST_WAIT, _LAST_WAIT = 8, 256  # plain steps between probes; doubles with each that fails
+_PATIENCE, _MOST_PATIENCE = 25, 800  # plain steps per plain step that a probe may lose; doubles
 _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
@@ -82,7 +82,7 @@ class Adaptive:
         self._worth = self._debt = 0.0  # ns: of plain decoding so far; lost on drafts so far
         self._loan: float | None = None  # plain steps
         self._rounds = self._plain_run = self._stale = 0
-        self._wait, self._again = _FIRST_WAIT, False
+        self._patience, self._again = _PATIENCE, False
         self._outlook = Outlook(0)  # of the draft last chosen
         self._catch_up = 0.0  # ns per context row that a draft has to catch up
 
@@ -126,13 +126,17 @@ class Adaptive:
         best = max(options, key=options.__getitem__, default=(0, 0))
         if not options or options[best] <= _WORTH_IT:
             self.state = State.FALLBACK
-            due = self._again or self._plain_run >= self._wait
-            return best if due else (0, 0)
+            return best if self._due(*best) else (0, 0)
         self.state = State.SPECULATING
         self._stale += 1
         if self._stale > _REFRESH * (1 + 16 * max(0.0, options[best] - 1)):
             return 0, 0  # until one is measured, which the first after a block is not
         return self._untried(options, options[best]) or best
+
+    def _due(self, draft: int, rows: int) -> bool:
+        """Whether it is time for a probe: the dearer and the more in vain, the rarer."""
+        loss = self._costs.cost(draft, rows) / self._costs.plain() - 1
+        return self._again or self._plain_run >= self._patience * loss
 
     def _speeds(
         self,
@@ -170,7 +174,7 @@ class Adaptive:
         self._profile.usual(draft, grade).add(judged, kept)
         if self.state is State.FALLBACK:
             self._again = kept > 0
-            self._wait = _FIRST_WAIT if kept else min(2 * self._wait, _LAST_WAIT)
+            self._patience = _PATIENCE if kept else min(2 * self._patience, _MOST_PATIENCE)
             if kept:
                 survival.relax(_FORGET)
         self._plain_run = 0

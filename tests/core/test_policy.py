@@ -1,0 +1,237 @@
+"""Policies: what they ask for, and what the adaptive one gains and never loses (simulated time)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash.backends.toy import ToyTarget
+from dflash.core.decode import decode
+from dflash.core.policy import Adaptive, Fixed, Off, State
+from dflash.core.profile import Profile
+from dflash.core.types import Finish, Outlook, Plan, Request, Step, Verdict
+from tests.core.machines import MACHINES, TEXTS, Machine, Simulation, changing, steady
+from tests.core.toys import ANYTHING, plain, scripted, tokens_of
+
+REQUESTS, TOKENS = 30, 128
+FLAT = Machine([(1, 1.0), (16, 1.0)], 0.1, 0.0, noise=0.0, spikes=0.0)
+
+
+def played(plan: Plan, kept: int, ns: int = 10, finish: Finish | None = None) -> Step:
+    verdict: Verdict[object] = Verdict([0] * (kept + 1), range(kept), plan.rows, kept + 1)
+    return Step(verdict.tokens, plan, plan.rows, verdict, ns, finish)
+
+
+class TestFixed:
+    def test_it_asks_for_the_block_without_its_anchor(self) -> None:
+        assert Fixed(8).plan(99, [Outlook(15)]) == Plan(0, 7, 7)
+
+    @pytest.mark.parametrize("most, able, rows", [(3, 15, 3), (99, 2, 2), (0, 15, 0), (9, 0, 0)])
+    def test_it_asks_for_no_more_than_there_is_room_and_draft(
+        self, most: int, able: int, rows: int
+    ) -> None:
+        assert Fixed(8).plan(most, [Outlook(able)]) == Plan(0, rows, rows)
+
+    def test_it_takes_the_first_draft_that_can_propose(self) -> None:
+        assert Fixed(4).plan(9, [Outlook(0), Outlook(5)]) == Plan(1, 3, 3)
+
+    def test_a_block_of_one_and_no_draft_are_plain_steps(self) -> None:
+        assert Fixed(1).plan(9, [Outlook(5)]) == Plan() == Fixed(4).plan(9, [])
+
+    def test_a_block_without_its_anchor_is_refused(self) -> None:
+        with pytest.raises(AssertionError, match="at least its anchor"):
+            Fixed(0)
+
+
+def test_off_never_drafts() -> None:
+    off = Off()
+    off.observe(played(Plan(), 0))
+    assert off.plan(9, [Outlook(5)]) == Plan()
+
+
+def auto(simulation: Simulation, tokens: int = TOKENS, prior: tuple[float, ...] = ()) -> float:
+    profile = Profile(prior)
+    make = lambda: Adaptive(simulation.block_size, profile)  # noqa: E731 - a policy per request
+    return simulation.run(make, REQUESTS * TOKENS // tokens, tokens)
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_it_is_near_the_best_fixed_block_and_never_slower_than_plain(
+    machine: Machine, text
+) -> None:
+    simulation = Simulation(machine, text)
+    fixed = {
+        size: simulation.run(lambda size=size: Fixed(size), REQUESTS, TOKENS)
+        for size in (1, 2, 3, 4, 5, 6, 8)
+    }
+    found = auto(simulation)
+    assert found <= 1.05 * min(fixed.values())
+    assert found <= 1.03 * fixed[1]
+
+
+@pytest.mark.parametrize("block_size", [2, 5, 16])
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_nothing_accepted_costs_next_to_nothing_at_any_block(
+    machine: Machine, block_size: int
+) -> None:
+    text = TEXTS["nothing accepted"]
+    assert auto(Simulation(machine, text, block_size)) <= 1.03
+    assert auto(Simulation(machine, text, block_size), tokens=600) <= 1.025
+
+
+def test_a_card_that_promises_too_much_does_no_lasting_harm() -> None:
+    for machine in MACHINES.values():
+        found = auto(Simulation(machine, TEXTS["nothing accepted"]), prior=(0.9, 0.9, 0.9))
+        assert found <= 1.03
+
+
+def test_requests_of_all_kinds_in_turn_stay_near_plain_at_worst() -> None:
+    """The profile is that of the mixture, so no request knows what it is in for."""
+    order = list(TEXTS) * 8
+    random.Random(3).shuffle(order)
+    for machine in MACHINES.values():
+        profile, spent, seen = Profile(), Counter[str](), Counter[str]()
+        for name in order:
+            simulation = Simulation(machine, TEXTS[name], seed=seen[name])
+            spent[name] += simulation.run(lambda: Adaptive(8, profile), 1, TOKENS)  # type: ignore[assignment]  # noqa: B023
+            seen[name] += 1
+        assert max(spent[name] / seen[name] for name in TEXTS) <= 1.045
+        assert sum(spent.values()) / len(order) <= 1.0
+
+
+def test_text_that_becomes_predictable_is_noticed() -> None:
+    text = changing(300, steady(0.0), steady(0.95))
+    for machine in MACHINES.values():
+        late = Simulation(machine, text)
+        better = min(late.run(lambda s=s: Fixed(s), 4, 600) for s in (1, 8))
+        assert auto(late, tokens=600) <= 1.05 * better
+
+
+class TestSteps:
+    def ready(self, profile: Profile | None = None) -> Adaptive:
+        """A policy that knows what a plain step (10) and a block of 8 (11) cost."""
+        profile = profile or Profile([0.8])
+        for rows, ns in ((0, 10), (7, 11)):
+            profile.costs.add(0, rows, ns)
+        return Adaptive(8, profile)
+
+    def test_the_first_round_of_a_pair_measures_a_plain_step_and_the_second_a_block(self) -> None:
+        policy = Adaptive(8)
+        assert policy.state is State.PREFILL
+        assert policy.plan(99, [Outlook(7)]) == Plan()
+        policy.observe(played(Plan(), 0))
+        assert policy.plan(99, [Outlook(7)]) == Plan(0, 7, 7)
+
+    def test_a_second_request_of_the_pair_starts_speculating(self) -> None:
+        policy = self.ready()
+        assert policy.plan(99, [Outlook(7)]).rows == 7
+        assert policy.state is State.SPECULATING
+
+    def test_failures_lead_to_plain_steps_and_a_success_back(self) -> None:
+        policy = self.ready()
+        states = []
+        for accepted in [0] * 40 + [7] * 40:
+            plan = policy.plan(99, [Outlook(7)])
+            policy.observe(played(plan, min(accepted, plan.rows), 11 if plan.rows else 10))
+            states.append(policy.state)
+        assert states[0] is State.SPECULATING
+        assert states[39] is State.FALLBACK
+        assert states[-1] is State.SPECULATING
+
+    def test_probes_become_rarer_while_they_fail(self) -> None:
+        policy = self.ready(Profile([0.1]))
+        probes = []
+        for number in range(600):
+            plan = policy.plan(999, [Outlook(7)])
+            policy.observe(played(plan, 0, 15 if plan.rows else 10))
+            probes += [number] if plan.rows else []
+        gaps = [late - early for early, late in pairwise(probes)]
+        assert 4 < len(probes) < 14
+        assert gaps[-1] > 3 * gaps[0]
+
+    def test_it_ends_done(self) -> None:
+        policy = self.ready()
+        plan = policy.plan(99, [Outlook(7)])
+        policy.observe(played(plan, 2, finish=Finish.STOP))
+        assert policy.state is State.DONE
+
+    @pytest.mark.parametrize("most, able", [(0, 7), (5, 0), (5, None)])
+    def test_no_room_or_no_draft_is_a_plain_step(self, most: int, able: int | None) -> None:
+        outlooks = [] if able is None else [Outlook(able)]
+        assert self.ready().plan(most, outlooks) == Plan()
+
+    def test_it_takes_the_draft_with_the_higher_expected_speed(self) -> None:
+        profile = Profile([0.8])
+        for draft, rows, ns in ((0, 0, 10), (0, 7, 30), (1, 7, 11)):
+            profile.costs.add(draft, rows, ns)
+        assert Adaptive(8, profile).plan(99, [Outlook(7), Outlook(7)]).draft == 1
+
+    def test_survival_is_counted_by_grade(self) -> None:
+        policy = self.ready()
+        for _ in range(30):
+            plan = policy.plan(99, [Outlook(7, grade=1)])
+            policy.observe(played(plan, 0, 11 if plan.rows else 10))
+        assert policy.plan(99, [Outlook(7, grade=1)]).rows < 7
+        assert self.ready().plan(99, [Outlook(7, grade=2)]).rows == 7
+
+    def test_catching_up_is_not_mistaken_for_the_cost_of_a_block(self) -> None:
+        profile = Profile([0.3])
+        policy = self.ready(profile)
+        for _ in range(300):
+            plan = policy.plan(999, [Outlook(7, lag=60)])
+            policy.observe(played(plan, 0, 500 if plan.rows else 10))
+        assert profile.costs.cost(0, 7) == 11
+
+    def test_the_first_plain_step_after_a_block_is_not_measured(self) -> None:
+        profile = Profile([0.8])
+        policy = self.ready(profile)
+        plan = policy.plan(99, [Outlook(7)])
+        policy.observe(played(plan, 7, 11))
+        assert policy.plan(0, [Outlook(7)]) == Plan()  # no room for a draft
+        policy.observe(played(Plan(), 0, 900))
+        assert profile.costs.plain() == 10
+
+    def test_plain_steps_are_measured_again_while_it_speculates(self) -> None:
+        profile = Profile([0.8])
+        policy = self.ready(profile)
+        for _ in range(2500):
+            plan = policy.plan(9999, [Outlook(7)])
+            policy.observe(played(plan, min(1, plan.rows), 11 if plan.rows else 13))
+        assert profile.costs.plain() == 13
+
+    def test_it_tries_sizes_whose_cost_is_a_guess(self) -> None:
+        profile = Profile([0.7])
+        policy = self.ready(profile)
+        for _ in range(60):
+            plan = policy.plan(999, [Outlook(7)])
+            policy.observe(played(plan, min(3, plan.rows), 11 if plan.rows else 10))
+        assert profile.costs.sizes(0) > 1
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    st.integers(1, 16),
+    st.integers(0, 60),
+    st.randoms(use_true_random=False),
+)
+def test_no_clock_can_change_the_text(
+    script: list[int], block_size: int, limit: int, rng: random.Random
+) -> None:
+    request, now = Request([1, 2, 3], limit), 0
+
+    def clock() -> int:
+        nonlocal now
+        now += rng.randrange(1, 1000)
+        return now
+
+    profile = Profile()
+    for _ in range(2):
+        policy = Adaptive(block_size, profile)
+        run = decode(request, ToyTarget(ANYTHING), [scripted(ANYTHING, script)], policy, clock)
+        assert tokens_of(list(run)) == plain(ANYTHING, request)[0]
