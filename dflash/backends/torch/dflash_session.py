@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dflash.backends.torch.dflash import DFlashDraftModel, block_mask, transform_logits
 from dflash.backends.torch.draft_cache import LayerCache
+from dflash.backends.torch.phases import mark
 from dflash.backends.torch.sampling import Picker, make_picker
 from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Sampling, Verdict
 from dflash.errors import WeightsError
@@ -92,6 +93,7 @@ class DFlashSession:
         rows = min(plan.rows, self.outlook().most)
         if rows < 1:
             return PLAIN
+        began = mark(self._model.norm.weight.device)
         with torch.inference_mode():
             self._absorb()
             start = len(self._tokens) - 1
@@ -99,7 +101,7 @@ class DFlashSession:
             hidden = self._block(start, rows + 1)
             logits = self._logits(hidden[0, 1:])
             tokens = self._pick(logits, len(self._tokens) - self._prompt).clamp(min=0)
-        return Proposal(tokens=tokens, rows=rows)
+        return Proposal(tokens=tokens, rows=rows, meta=began)
 
     def commit(self, verdict: Verdict[Tensor], rows: int) -> None:
         """Queue the first ``rows`` feature rows and tokens of ``verdict``.

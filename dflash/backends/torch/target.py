@@ -18,6 +18,7 @@ from torch import Tensor
 from dflash.backends.torch.cache import PreallocatedCache, make_cache
 from dflash.backends.torch.features import Taps
 from dflash.backends.torch.memory import guard
+from dflash.backends.torch.phases import mark, spans
 from dflash.backends.torch.sampling import Picker, make_picker, settle
 from dflash.core.types import Proposal, Request, Sampling, Verdict
 
@@ -80,6 +81,7 @@ class TorchTargetSession:
         Features are those of the anchor and the accepted drafts: ``[accepted + 1, M*Ht]``.
         """
         assert proposal.parents is None, "this target verifies chains"
+        start = mark(self._forward.device)
         position = len(self._tokens) - self._prompt
         drafted = proposal.tokens
         rows: Tensor | list[int] = [self._tokens[-1]]
@@ -89,13 +91,15 @@ class TorchTargetSession:
         else:
             rows = [*rows, *drafted]
         logits, features = self._run(rows, keep=0)
-        tokens, accepted = settle(self._pick(logits, position), drafted)
+        picked, end = self._pick(logits, position), mark(self._forward.device)
+        tokens, accepted = settle(picked, drafted)
         self._verdict = Verdict(
             tokens=tokens,
             path=range(accepted),
             drafted=proposal.rows,
             rows=accepted + 1,
             features=None if features is None else features[: accepted + 1],
+            ns=spans(proposal.meta, proposal.rows, start, end),
         )
         return self._verdict
 

@@ -53,7 +53,7 @@ class ScriptedDraft:
             if not sound or place == self._right():
                 tokens[place] = (tokens[place] + 1) % self._vocab
         self._round += 1
-        return Proposal(tokens, plan.rows)
+        return Proposal(tokens, plan.rows, meta=0)  # a script takes no time
 
     def commit(self, verdict: Verdict[Any], rows: int) -> None:
         """As the protocol says."""
