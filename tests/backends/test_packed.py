@@ -10,7 +10,7 @@ from torch import nn
 
 from dflash.backends.torch import packed
 from dflash.backends.torch.load import load_target, wrap_target
-from dflash.backends.torch.packed import PackedLinear, pack_model, why_not
+from dflash.backends.torch.packed import PackedLinear, choose_kind, pack_model, why_not
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.core.types import PLAIN, Proposal, Request
 
@@ -19,15 +19,19 @@ from .tiny import save_target, tiny_target, tiny_tokenizer
 CPU = torch.device("cpu")
 PROMPT = [5, 7, 300, 20, 41, 99, 3]
 
-needs_mkl = pytest.mark.skipif(
+needs_packing = pytest.mark.skipif(
     bool(why_not(torch.float32, CPU)), reason="this torch has no packed form on this processor"
 )
 
 
-@needs_mkl
+@needs_packing
+@pytest.mark.parametrize("kind", ["mkl", "onednn"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("width", "out"), [(64, 96), (576, 192), (33, 517)])
-def test_a_packed_layer_computes_what_the_plain_one_does(width: int, out: int, bias: bool) -> None:
+def test_a_packed_layer_computes_what_the_plain_one_does(
+    width: int, out: int, bias: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "choose_kind", lambda dtype, out: kind)
     torch.manual_seed(0)
     plain = nn.Linear(width, out, bias=bias)
     layer = PackedLinear(plain)
@@ -41,7 +45,7 @@ def test_a_packed_layer_computes_what_the_plain_one_does(width: int, out: int, b
         torch.testing.assert_close(layer(strided), plain(strided), rtol=1e-5, atol=1e-5)
 
 
-@needs_mkl
+@needs_packing
 def test_plain_steps_and_blocks_of_a_packed_model_agree_with_the_unpacked_one() -> None:
     plain, model = tiny_target("qwen3"), tiny_target("qwen3")
     report = pack_model(model)
@@ -65,7 +69,7 @@ def test_plain_steps_and_blocks_of_a_packed_model_agree_with_the_unpacked_one() 
     assert outputs[0] == outputs[1]
 
 
-@needs_mkl
+@needs_packing
 def test_a_tied_head_is_packed_as_a_copy_and_the_table_stays() -> None:
     model = tiny_target(tied=True)
     table = model.model.embed_tokens.weight.clone()
@@ -77,7 +81,7 @@ def test_a_tied_head_is_packed_as_a_copy_and_the_table_stays() -> None:
     }
 
 
-@needs_mkl
+@needs_packing
 def test_bfloat16_layers_have_a_packed_form_of_their_own() -> None:
     reason = why_not(torch.bfloat16, CPU)
     plain, model = tiny_target(dtype=torch.bfloat16), tiny_target(dtype=torch.bfloat16)
@@ -98,19 +102,29 @@ def test_other_devices_and_dtypes_keep_their_layers_and_say_why() -> None:
     assert type(model.lm_head) is nn.Linear
 
 
+@needs_packing
 def test_a_torch_whose_packed_product_is_wrong_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed, "_pack", lambda weight: lambda x: x @ weight.T * 1.01)
-    if not hasattr(torch.ops.mkl, "_mkl_linear"):
-        monkeypatch.setattr(torch.ops.mkl, "_mkl_linear", None, raising=False)
-        monkeypatch.setattr(torch.ops.mkl, "_mkl_reorder_linear_weight", None, raising=False)
+    monkeypatch.setattr(packed, "_pack", lambda weight, kind: lambda x: x @ weight.T * 1.01)
     assert "differs" in why_not(torch.float32, CPU)
 
 
 def test_a_torch_without_the_operators_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops, "mkl", object())
-    assert why_not(torch.float32, CPU) == "this torch lacks mkl._mkl_reorder_linear_weight"
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert why_not(torch.bfloat16, CPU) == "this torch lacks mkldnn._reorder_linear_weight"
+
+
+def test_the_library_is_chosen_by_rule_so_that_results_repeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def chosen(intel: bool) -> list[str]:
+        monkeypatch.setattr(packed, "on_intel", lambda: intel)
+        return [choose_kind(torch.float32, out) for out in (192, 576, 960, 1536, 49152)]
+
+    assert chosen(False) == ["onednn"] * 5
+    assert chosen(True) == ["onednn", "onednn", "mkl", "mkl", "mkl"], "padding would cost memory"
+    assert choose_kind(torch.bfloat16, 1536) == "onednn"
 
 
 def test_the_users_own_model_is_never_packed() -> None:
