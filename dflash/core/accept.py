@@ -1,7 +1,7 @@
 """The rules of acceptance in reference form: numpy, one chain, no state.
 
 Letters: p [n+1, V] is the target's distribution at every place of a block, q [n, V] the one each
-drafted token was drawn from, both after temperature, top-k and top-p; d [n] are the drafted tokens.
+drafted token was drawn from, both after all options; d [n] are the drafted tokens.
 Every rule here leaves the target's distribution exactly as it is. Rules that do not, do not exist.
 
 Backends have their own device forms; these say what is right. The coins and the choice of the last
@@ -15,18 +15,25 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.core.noise import gumbel
+from dflash.core import noise
+from dflash.core.logits import NOTHING_LEFT
+from dflash.core.noise import Stream
 from dflash.core.types import Sampling
+from dflash.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
 
 def distribution(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
-    """What ``sampling`` makes of ``logits`` [V]: probabilities [V], float64.
+    """What ``sampling`` makes of processed ``logits`` [V]: probabilities [V], float64.
 
-    Order: temperature, top-k, softmax, then top-p over tokens whose mass before them is below it.
-    Tokens equal to the k-th best stay, so that order of ids does not matter there.
+    Order: temperature, top-k, softmax, top-p over tokens whose mass before them is below it, then
+    min-p over tokens that have at least that share of the best one's probability. Tokens equal to
+    the k-th best stay, so that order of ids does not matter there. Raises ConfigError when no token
+    is left.
     """
+    if np.max(logits) == -np.inf:
+        raise ConfigError(NOTHING_LEFT)
     if sampling.temperature == 0:
         best: Floats = np.eye(1, logits.size, int(np.argmax(logits)))[0]
         return best
@@ -40,17 +47,36 @@ def distribution(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
         before = np.cumsum(weights[order]) - weights[order]
         weights[order[1:][before[1:] >= sampling.top_p]] = 0  # the best one always stays
         weights /= weights.sum()
+    if sampling.min_p > 0:
+        weights[weights < sampling.min_p * weights.max()] = 0
+        weights /= weights.sum()
     return weights
 
 
 def choose(logits: NDArray[np.floating], sampling: Sampling, position: int) -> int:
-    """The target's own token at output ``position``, for the seed of ``sampling``."""
-    if sampling.temperature == 0:
-        return int(np.argmax(logits))  # the lowest id on ties
+    """The target's own token at output ``position``, for the seed of ``sampling``.
+
+    ``logits`` [V] are processed ones. Raises ConfigError when no token is left.
+    """
     p = distribution(logits, sampling)
+    if sampling.temperature == 0:
+        return int(np.argmax(p))  # the lowest id on ties
     with np.errstate(divide="ignore"):
-        scores = np.log(p) + gumbel(sampling.seed, sampling.sample, position, p.size)
+        scores = np.log(p) + noise.gumbel(sampling.seed, sampling.sample, position, p.size)
     return int(np.argmax(scores))
+
+
+def draw(weights: Floats, coin: float) -> int:
+    """The token where the summed ``weights`` [V] pass ``coin``; never one that has none."""
+    sums = np.cumsum(weights)
+    token = int(np.searchsorted(sums, coin * sums[-1], side="right"))
+    return min(token, int(np.flatnonzero(weights)[-1]))  # rounding may reach the very end
+
+
+def own_choice(weights: Floats, sampling: Sampling, position: int) -> int:
+    """The target's own token at the end of a block whose first place is output ``position``."""
+    coin = noise.coins(sampling.seed, sampling.sample, Stream.OWN, position, 1)[0]
+    return draw(weights, float(coin))
 
 
 def match(drafted: Sequence[int], choices: Sequence[int]) -> int:
@@ -122,3 +148,19 @@ def block(
     if accepted == len(drafted):
         return accepted, p[accepted]
     return accepted, residual(running[accepted] * p[accepted], q[accepted])
+
+
+def judge(
+    drafted: Sequence[int], p: Floats, q: Floats | None, sampling: Sampling, position: int
+) -> tuple[int, int]:
+    """(accepted, the target's own token) by the rule of ``sampling``, one that is not match.
+
+    ``position`` is that of the first draft in the output. Without q [n, V] every draft was the only
+    one its draft could have proposed: it is kept with probability p(d), by rejection.
+    """
+    rule = block if sampling.rule == "block" and q is not None else rejection
+    if q is None:
+        q = np.eye(p.shape[1])[list(drafted)]
+    thrown = noise.coins(sampling.seed, sampling.sample, Stream.ACCEPT, position, len(drafted))
+    accepted, rest = rule(drafted, p, q, thrown.tolist())
+    return accepted, own_choice(rest, sampling, position)

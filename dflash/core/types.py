@@ -15,14 +15,16 @@ Everything here is frozen, and the core reads only the integers in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 A = TypeVar("A")  # the backend's array type; the core never looks inside
 
-Rule = Literal["match", "rejection"]
+Rule = Literal["match", "rejection", "block"]
+Processor = Callable[[list[int], Any], Any]
+"""``(ids of prompt and output so far, logits [V] as numpy) -> logits [V]``; the host's."""
 
 
 class Finish(StrEnum):
@@ -32,11 +34,22 @@ class Finish(StrEnum):
     LENGTH = "length"  # max_tokens, or the context is full
 
 
+class Logprob(NamedTuple):
+    """What the target itself thought of one committed token, before any option changed it."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest (token, logprob), best first
+
+
 class Grammar(Protocol):
-    """A constraint on the output; lives on the host, one per sample (from issue 2 on)."""
+    """A constraint on the output; lives on the host, one per sample."""
 
     def allow(self, draft: Sequence[int]) -> Any:
-        """Mask for the place after the committed tokens and ``draft``; only looks."""
+        """Mask [V], numpy bool, for the place after the committed tokens and ``draft``; only looks.
+
+        None = that place is out of reach: ``draft`` is not allowed itself, or ends the text.
+        """
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Advance by committed tokens; called by the target session alone."""
@@ -44,7 +57,10 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target chooses a token at each place; temperature 0 is argmax, lowest id on ties."""
+    """How the target chooses a token at each place; temperature 0 is argmax, lowest id on ties.
+
+    What the options below ``sample`` do to logits, and in which order: `dflash.core.logits`.
+    """
 
     temperature: float = 0.0
     top_k: int = 0  # 0 = off
@@ -52,6 +68,17 @@ class Sampling:
     rule: Rule = "match"
     seed: int = 0  # key of the noise; a request without a seed gets a fresh random one
     sample: int = 0  # which of n samples this is; part of the key
+    min_p: float = 0.0  # least probability, as a share of the likeliest token's; 0 = off
+    repetition_penalty: float = 1.0  # on tokens of prompt and output; 1 = off
+    presence_penalty: float = 0.0  # on tokens of the output
+    frequency_penalty: float = 0.0  # on tokens of the output, each time they occurred
+    no_repeat_ngram: int = 0  # length of token runs that may occur once; 0 = off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that may not occur
+    min_tokens: int = 0  # no stop id before that many tokens
+    processors: tuple[Processor, ...] = ()
+    logprobs: int | None = None  # how many alternatives to report beside each token; None = off
+    greedy_drafts: bool = False  # drafts propose their likeliest token also above temperature 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +131,7 @@ class Verdict(Generic[A]):
     drafted: int = 0  # rows really judged, <= proposal.rows
     rows: int = 0  # context rows in features
     features: A | None = None  # [rows, L*H], gathered along anchor + path
-    notes: Any = None  # per-token extras (logprobs); opaque here
+    notes: Sequence[Logprob] | None = None  # one per token, where they were asked for
     ns: tuple[int, int] = (-1, -1)  # nanoseconds of draft, verify; -1 = unknown
 
 

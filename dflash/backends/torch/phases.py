@@ -27,7 +27,7 @@ class Mark:
 def mark(device: torch.device) -> Mark:
     """The present place in the queue of ``device``."""
     if device.type == "cuda":
-        event = torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         return Mark(event)
     return Mark(clock=time.perf_counter_ns() if device.type == "cpu" else UNKNOWN)
@@ -50,5 +50,6 @@ def spans(meta: Any, rows: int, start: Mark, end: Mark) -> tuple[int, int]:
 
 def _span(start: Mark, end: Mark) -> int:
     if start.event is not None and end.event is not None:
-        return round(start.event.elapsed_time(end.event) * 1e6)  # it counts milliseconds
+        milliseconds: float = start.event.elapsed_time(end.event)
+        return round(milliseconds * 1e6)
     return UNKNOWN if min(start.clock, end.clock) < 0 else end.clock - start.clock

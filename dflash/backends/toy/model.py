@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash.core.accept import choose
+from dflash.core.logits import process
 from dflash.core.types import Request
 
 Ahead = Callable[[Request, Sequence[int], int], Sequence[int]]
@@ -68,7 +69,8 @@ class ToyModel:
         state = self.run([*request.prompt, *output])
         tokens: list[int] = []
         for position in range(len(output), len(output) + count):
-            tokens.append(choose(self.logits(state), request.sampling, position))
+            row = process(self.logits(state), request, output, tokens)
+            tokens.append(choose(row, request.sampling, position))
             state = self.after(state, tokens[-1])
         return tokens
 

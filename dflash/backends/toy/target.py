@@ -1,4 +1,4 @@
-"""The fake target session: the match rule over a ToyModel, with a cache that forgives nothing."""
+"""The fake target session: reference rules over a ToyModel, with a cache that forgives nothing."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any, Self
 
+import numpy as np
+
 from dflash.backends.toy.model import State, ToyModel, common
-from dflash.core.accept import choose, match
-from dflash.core.types import Proposal, Request, Verdict
+from dflash.core.accept import choose, distribution, judge
+from dflash.core.logits import logprob, process
+from dflash.core.types import Logprob, Proposal, Request, Verdict
 
 
 class ToyTarget:
-    """TargetSession over a ToyModel. Uses the match rule; its features are its states."""
+    """TargetSession over a ToyModel; its features are its states."""
 
     def __init__(self, model: ToyModel, chunk: int = 64) -> None:
         """``chunk`` is the most tokens of one prefill verdict."""
         self._model, self._chunk, self._open = model, chunk, True
         self._states = [model.run(())]  # one more than tokens
         self._tokens: list[int] = []  # those run through the model
-        self._anchor, self._output, self._base = 0, 0, 0
+        self._anchor, self._base = 0, 0
+        self._output: list[int] = []
         self._last: list[int] = []
         self._request = Request((), 0)
 
@@ -29,17 +33,16 @@ class ToyTarget:
         assert list(request.prompt[:reuse]) == self._tokens[:reuse], "reuse is not held"
         assert reuse < len(request.prompt), "at least one token has to be run"
         self._crop(reuse)
-        self._request, self._output = request, 0
+        self._request, self._output = request, []
         for start in range(reuse, len(request.prompt), self._chunk):
             rows = self._run(request.prompt[start : start + self._chunk])
             if len(self._tokens) < len(request.prompt):
                 yield Verdict([], rows=len(rows), features=rows)
                 continue
-            self._anchor, self._output = (
-                choose(self._model.logits(rows[-1]), request.sampling, 0),
-                1,
-            )
-            yield Verdict([self._anchor], rows=len(rows), features=rows)
+            said, _ = self._judge(rows[-1:], (), None)
+            self._anchor = said[0]
+            self._say(said)
+            yield Verdict(said, rows=len(rows), features=rows, notes=self._notes(rows[-1:], said))
 
     def verify(self, proposal: Proposal[Any]) -> Verdict[list[State]]:
         """As the protocol says: one pass over anchor and drafts."""
@@ -47,21 +50,18 @@ class ToyTarget:
         drafted = list(proposal.tokens)[: proposal.rows]
         self._base = len(self._tokens)
         rows = self._run([self._anchor, *drafted])
-        choices = [
-            choose(self._model.logits(row), self._request.sampling, self._output + place)
-            for place, row in enumerate(rows)
-        ]
-        accepted = match(drafted, choices)
-        self._last = choices[: accepted + 1]
-        kept = rows[: accepted + 1]
-        return Verdict(list(self._last), range(accepted), len(drafted), accepted + 1, kept)
+        self._last, accepted = self._judge(rows, drafted, proposal.q)
+        kept, notes = rows[: accepted + 1], self._notes(rows, self._last)
+        return Verdict(
+            list(self._last), range(accepted), len(drafted), accepted + 1, kept, notes=notes
+        )
 
     def commit(self, kept: int) -> None:
         """As the protocol says. A wrong count is believed, and spoils the state."""
         assert self._open, "the session was closed"
         self._crop(self._base + kept)
         self._anchor = self._last[kept - 1] if 0 < kept <= len(self._last) else self._anchor
-        self._output += kept
+        self._say(self._last[:kept])
 
     def holds(self, prompt: Sequence[int], most: int) -> int:
         """Any prefix it has run through."""
@@ -71,11 +71,46 @@ class ToyTarget:
         """An independent copy."""
         twin = copy(self)
         twin._states, twin._tokens = list(self._states), list(self._tokens)
+        twin._output = list(self._output)
         return twin
 
     def close(self) -> None:
         """Every later call but this one fails."""
         self._open = False
+
+    def _judge(
+        self, rows: Sequence[State], drafted: Sequence[int], q: Any
+    ) -> tuple[list[int], int]:
+        """Tokens to commit, and how many of them are drafts."""
+        sampling, position = self._request.sampling, len(self._output)
+        if sampling.temperature > 0 and sampling.rule != "match":
+            places = range(len(rows))
+            p = [distribution(self._after(rows, drafted, i), sampling) for i in places]
+            accepted, own = judge(drafted, np.stack(p), q, sampling, position)
+            return [*drafted[:accepted], own], accepted
+        said: list[int] = []
+        for place in range(len(rows)):
+            row = self._after(rows, drafted, place)
+            said.append(choose(row, sampling, position + place))
+            if said != list(drafted[: place + 1]):
+                break
+        return said, len(said) - 1
+
+    def _after(self, rows: Sequence[State], drafted: Sequence[int], place: int) -> Any:
+        logits = self._model.logits(rows[place])
+        return process(logits, self._request, self._output, drafted[:place])
+
+    def _notes(self, rows: Sequence[State], said: Sequence[int]) -> list[Logprob] | None:
+        count = self._request.sampling.logprobs
+        if count is None:
+            return None
+        pairs = zip(rows, said, strict=False)
+        return [logprob(self._model.logits(row), token, count) for row, token in pairs]
+
+    def _say(self, tokens: list[int]) -> None:
+        self._output += tokens
+        if self._request.grammar is not None:
+            self._request.grammar.commit(tokens)
 
     def _run(self, tokens: Sequence[int]) -> list[State]:
         for token in tokens:
