@@ -27,7 +27,9 @@ DRIVERS = {
     "dflash/engine.py": "dflash.Engine.stream",
     "dflash/model_run.py": "dflash.model.dflash_generate",
 }
-"""The only files that run the loop, and an entry of the suite that goes through each."""
+"""The only files that run the loop for a text, and an entry of the suite that goes through each."""
+
+MEASURING = {"dflash/doctor/measured/cost.py": "times rounds; nobody reads its text"}
 
 
 def public_names() -> set[str]:
@@ -77,5 +79,5 @@ def test_only_known_files_run_the_loop_and_an_entry_goes_through_each() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "dflash.core.decode":
                 running.add(str(file.relative_to(package.parent)))
-    assert running == set(DRIVERS)
+    assert running - set(MEASURING) == set(DRIVERS), "a new driver of the loop needs an entry"
     assert set(DRIVERS.values()) <= {entry.name for entry in ENTRIES}

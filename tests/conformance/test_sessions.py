@@ -145,6 +145,17 @@ def test_one_session_serves_prompts_of_every_length_in_turn(backend: Backend) ->
     target.close()
 
 
+def test_a_perfect_draft_is_not_wasted_after_a_resume(backend: Backend) -> None:
+    target, draft = backend.pair.open_target(CAPACITY), draft_of(backend, ALWAYS)
+    said = tokens_of(list(decode(request(PROMPT, 12), target, [draft], Fixed(8), ticks())))
+    for second in (request([*PROMPT, *said, 9], 20), request([*PROMPT, *said][:12], 20)):
+        reuse = draft.holds(second.prompt, target.holds(second.prompt, len(second.prompt) - 1))
+        assert reuse >= min(len(second.prompt), len(PROMPT) + 11) - 1
+        run = list(decode(second, target, [draft], Fixed(8), ticks(), reuse))
+        assert all(step.accepted == step.rows for step in run)
+    target.close()
+
+
 def test_forks_are_independent(backend: Backend) -> None:
     target, draft = backend.pair.open_target(CAPACITY), draft_of(backend, SOMETIMES)
     list(decode(request(PROMPT, 1), target, [draft], Off(), ticks()))

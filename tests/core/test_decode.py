@@ -128,6 +128,20 @@ def test_a_finished_session_resumes_at_any_prefix_it_holds(
     )
 
 
+@given(requests, st.integers(1, 16), st.integers(0, 40), st.integers(1, 40))
+def test_a_perfect_draft_is_not_wasted_after_a_resume(
+    request: Request, block_size: int, first: int, upto: int
+) -> None:
+    request = replace(request, stop_ids=frozenset())
+    target, draft = ToyTarget(ANYTHING, 8), scripted(ANYTHING)
+    turn = replace(request, max_tokens=first)
+    said = tokens_of(list(steps(turn, target, [draft], Fixed(block_size))))
+    second = replace(request, prompt=[*request.prompt, *said][:upto])
+    reuse = draft.holds(second.prompt, target.holds(second.prompt, len(second.prompt) - 1))
+    run = list(steps(second, target, [draft], Fixed(block_size), reuse))
+    assert all(step.accepted == step.rows for step in run if step.rows)
+
+
 def check_resumed(
     request: Request, target: ToyTarget, draft: ScriptedDraft, drawn: Sequence[tuple[int, int]]
 ) -> int:
