@@ -30,6 +30,7 @@ DTYPES = {
     "auto": None,
 }
 NO_DRAFT = "none"
+NGRAM = "ngram"  # drafts by looking up what followed the same tokens before; "A+ngram" = both
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class LoadConfig:
     """Which pair to open and how.
 
     target  folder, hub id or GGUF file ("toy" names the built-in fake)
-    draft   folder, hub id or file; None or "none" = no draft (plain decoding)
+    draft   folder, hub id or file; None or "none" = no draft (plain decoding); "ngram" = drafts
+            looked up in the text so far; "A+ngram" = both A and the look-up
     backend "auto" or a registered name
     device  "cpu", "cuda", "cuda:1", "mps"; None = the best there is
     dtype   of the target: float32, bfloat16, float16; None = the backend's choice for the device
@@ -69,7 +71,7 @@ class LoadConfig:
         draft = None if self.draft is None else _path("draft", self.draft)
         if draft == "":
             raise ConfigError('draft is empty: give a folder or a hub id, or "none" for no draft')
-        _set(self, target=target, draft=None if draft == NO_DRAFT else draft)
+        _set(self, target=target, draft=None if draft is None else join_draft(*split_draft(draft)))
         _set(self, dtype=_dtype("dtype", self.dtype))
         _set(self, draft_dtype=_dtype("draft_dtype", self.draft_dtype))
         if self.draft_dtype == "float16":
@@ -181,6 +183,34 @@ def from_options(kind: type[C], options: Mapping[str, Any]) -> C:
             hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
             raise ConfigError(f"unknown option {name!r}.{hint}")
     return kind(**options)
+
+
+def split_draft(name: str) -> tuple[str, bool]:
+    """The model draft in ``name`` ("none" where there is no model), and whether n-grams join in.
+
+    Raises ConfigError for "+ngram" with nothing before it.
+    """
+    if name == NGRAM:
+        return NO_DRAFT, True
+    model, ngram = name.removesuffix(f"+{NGRAM}"), name.endswith(f"+{NGRAM}")
+    if not model:
+        raise ConfigError(f'draft {name!r} names no model: "{NGRAM}" is the look-up alone')
+    return model, ngram
+
+
+def join_draft(model: str, ngram: bool) -> str | None:
+    """The name that ``split_draft`` takes apart; None = no draft at all."""
+    if model == NO_DRAFT:
+        return NGRAM if ngram else None
+    return f"{model}+{NGRAM}" if ngram else model
+
+
+def draft_names(name: str | None) -> tuple[str, ...]:
+    """The drafts in ``name``, in the order in which a pair opens them."""
+    if name is None:
+        return ()
+    model, ngram = split_draft(name)
+    return (NGRAM,) * ngram + ((model,) if model != NO_DRAFT else ())
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

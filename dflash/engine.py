@@ -12,32 +12,27 @@ from __future__ import annotations
 
 import secrets
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
-from pathlib import Path
 from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dflash import blocks
-from dflash.config import NO_DRAFT, GenerateConfig, LoadConfig, from_options
+from dflash.config import GenerateConfig, LoadConfig, draft_names, from_options
 from dflash.core.decode import decode
 from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
 from dflash.core.stats import Recorder
 from dflash.core.types import Request, Sampling, Step
-from dflash.drafts.spec import read_spec
-from dflash.errors import ConfigError, EngineClosed, MissingBackend, PromptError
+from dflash.errors import EngineClosed, PromptError
+from dflash.opening import open_pair, pair_names
 from dflash.prompt import Prompt, encode
 from dflash.reader import Reader
-from dflash.registry import BACKENDS
 from dflash.results import Chunk, Generation, joined
 from dflash.sessions import Lease, Sessions
-
-DEMO = "demo"
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -53,8 +48,8 @@ def load(
     """Open a target with its draft.
 
     target  folder, hub id or .gguf file; left out: the demo target
-    draft   folder or hub id; "none": plain decoding; left out: the demo target brings its draft,
-            any other target decodes plainly
+    draft   folder or hub id; "none": plain decoding; "ngram": drafts looked up in the text so far;
+            "A+ngram": both; left out: the demo target brings its draft, any other decodes plainly
     options fields of LoadConfig (backend, device, dtype, draft_sliding_window_size, ...)
 
     Raises ConfigError, MissingBackend, CheckpointError, PairError, DownloadError, OutOfMemory. A
@@ -65,68 +60,6 @@ def load(
     )
     config = from_options(LoadConfig, {"target": names[0], "draft": names[1], **options})
     return Engine(open_pair(config))
-
-
-def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
-    """The pair that is meant when one or both are left out, or called "demo".
-
-    Nothing given: the demo pair. A draft alone: the target that its config names. Raises
-    ConfigError when the draft does not say, DownloadError when the demo target cannot be fetched.
-    """
-    if target is None and draft not in (None, NO_DRAFT, DEMO):
-        target = _target_of(Path(draft))
-    if target is None or target == DEMO:
-        from dflash import demo
-
-        target = str(demo.demo_target())
-        draft = DEMO if draft is None else draft
-    if draft == DEMO:
-        from dflash import demo
-
-        draft = str(demo.demo_draft())
-    return target, draft
-
-
-def _target_of(draft: Path) -> str:
-    name = read_spec(draft).target_name if draft.exists() else None
-    if name is None:
-        raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")
-    from dflash.demo import HUB_ID
-
-    return DEMO if name == HUB_ID and not Path(name).exists() else name
-
-
-def backend_of(config: LoadConfig) -> str:
-    """The backend a pair runs on. Raises ConfigError when target and draft are of two."""
-    target = _home(config.target)
-    draft = target if config.draft is None else _home(config.draft)
-    if target != draft:
-        raise ConfigError(
-            f"target {config.target} is for the {target} backend and draft {config.draft} for the "
-            f"{draft} backend: both must be of one"
-        )
-    return target if config.backend == "auto" else config.backend
-
-
-def _home(name: str) -> str:
-    return "toy" if name == "toy" or name.startswith("toy:") else "torch"
-
-
-def open_pair(config: LoadConfig) -> Pair:
-    """The pair behind ``config``, opened by its backend."""
-    name = backend_of(config)
-    try:
-        opener = BACKENDS.load(name)
-    except ModuleNotFoundError as problem:
-        if problem.name is None or problem.name.split(".")[0] == "dflash":
-            raise
-        raise MissingBackend(
-            f"backend {name!r} needs {problem.name}: pip install 'dflash-engine[{name}]'"
-        ) from problem
-    pair: Pair = opener(config)
-    for message in getattr(pair, "warnings", ()):
-        warnings.warn(message, UserWarning, stacklevel=2)
-    return pair
 
 
 class Engine:
@@ -242,6 +175,7 @@ class Engine:
             policy=chosen.name,
             block_size=chosen.block_size,
             clamped_from=chosen.clamped_from,
+            drafts=draft_names(self.pair.draft_name),
         )
         reader = Reader(self.pair.tokenizer, config.stop)
         with self._leased(request, fresh=not config.reuse) as lease:

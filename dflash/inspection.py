@@ -10,12 +10,14 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from dflash import env
+from dflash.config import NGRAM, NO_DRAFT, split_draft
+from dflash.drafts import ngram
 from dflash.drafts.keys import read_config
 from dflash.drafts.kinds import kind_of
 from dflash.drafts.layers import build_target_layer_ids
@@ -38,6 +40,7 @@ class Inspection:
     facts: Mapping[str, Any] = field(default_factory=dict)
     fits: str = ""
     problem: str | None = None
+    beside: str | None = None  # drafts together with it
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""
@@ -45,11 +48,14 @@ class Inspection:
 
 
 def inspect(name: str) -> Inspection:
-    """Look at ``name``: a folder, a .gguf file, a config.json or a hub id.
+    """Look at ``name``: a folder, a .gguf file, a config.json, a hub id, or "ngram".
 
     Raises CheckpointError (not there, damaged, no model), DownloadError, and MissingBackend when a
     GGUF file or a hub id needs a package that is not installed.
     """
+    model, look_up = split_draft(name)
+    if look_up:
+        return _ngram(name) if model == NO_DRAFT else replace(inspect(model), beside=NGRAM)
     place = Path(name).expanduser()
     if place.is_dir() and not (place / "config.json").is_file():
         place = _only_gguf(place)
@@ -61,6 +67,27 @@ def inspect(name: str) -> Inspection:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CheckpointError(f"no such file or folder: {name} (a hub id is written owner/name)")
     return _hub(name)
+
+
+def _ngram(name: str) -> Inspection:
+    return Inspection(
+        name=name,
+        kind="draft",
+        format="built in",
+        architecture="suffix matching over prompt and output",
+        parameters=None,
+        dtypes={},
+        facts={
+            "method": NGRAM,
+            "block size": _block(ngram.BLOCK_SIZE),
+            "agreement": f"{ngram.SHORTEST} tokens at least, {ngram.LONGEST} compared",
+        },
+        fits="any target",
+    )
+
+
+def _block(size: int) -> str:
+    return f"{size} (1 anchor + {size - 1} drafted)"
 
 
 def _folder(name: str, config: Mapping[str, Any], dtypes: Counter[str]) -> Inspection:
@@ -109,7 +136,7 @@ def _draft_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, str | 
     except CheckpointError as problem:
         return {}, "", str(problem)
     facts = {
-        "block size": f"{spec.block_size} (1 anchor + {spec.block_size - 1} drafted)",
+        "block size": _block(spec.block_size),
         "default block size": spec.default_block_size,
         "taps": list(spec.taps),
         "mask token id": spec.mask_token_id,

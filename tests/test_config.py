@@ -15,6 +15,7 @@ from dflash.config import (
     GenerateOptions,
     LoadConfig,
     LoadOptions,
+    draft_names,
     from_options,
     parse_block_size,
     parse_taps,
@@ -173,3 +174,30 @@ def test_no_color_is_wanted_as_soon_as_it_is_set(monkeypatch):
     assert env.no_color()
     monkeypatch.setenv("NO_COLOR", "")
     assert not env.no_color()
+
+
+# --- names of drafts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant", "drafts"),
+    [
+        (None, None, ()),
+        ("none", None, ()),
+        ("folder", "folder", ("folder",)),
+        ("ngram", "ngram", ("ngram",)),
+        ("none+ngram", "ngram", ("ngram",)),
+        ("owner/draft+ngram", "owner/draft+ngram", ("ngram", "owner/draft")),
+        ("./ngram", "./ngram", ("./ngram",)),
+        ("toy:script:1,3+ngram", "toy:script:1,3+ngram", ("ngram", "toy:script:1,3")),
+    ],
+)
+def test_a_drafts_name_may_have_ngram_in_it(given, meant, drafts):
+    config = LoadConfig("target", given)
+    assert config.draft == meant
+    assert draft_names(config.draft) == drafts
+
+
+def test_ngram_beside_nothing_is_refused():
+    with pytest.raises(ConfigError, match="look-up alone"):
+        LoadConfig("target", "+ngram")

@@ -400,16 +400,21 @@ def test_a_draft_without_a_target_must_name_it(tmp_path):
 
 
 def test_nothing_named_is_the_demo_pair(monkeypatch):
-    from dflash import demo, engine
+    from dflash import demo
+    from dflash.opening import pair_names
 
     monkeypatch.setattr(demo, "demo_target", lambda: "T")
     monkeypatch.setattr(demo, "demo_draft", lambda: "D")
-    assert engine.pair_names(None, None) == ("T", "D")
-    assert engine.pair_names("demo", None) == ("T", "D")
-    assert engine.pair_names(None, "none") == ("T", "none")
-    assert engine.pair_names("demo", "none") == ("T", "none")
-    assert engine.pair_names("x", "demo") == ("x", "D")
-    assert engine.pair_names("x", None) == ("x", None)
+    assert pair_names(None, None) == ("T", "D")
+    assert pair_names("demo", None) == ("T", "D")
+    assert pair_names(None, "none") == ("T", "none")
+    assert pair_names("demo", "none") == ("T", "none")
+    assert pair_names("x", "demo") == ("x", "D")
+    assert pair_names("x", None) == ("x", None)
+    assert pair_names(None, "ngram") == ("T", "ngram")
+    assert pair_names(None, "demo+ngram") == ("T", "D+ngram")
+    assert pair_names("x", "none+ngram") == ("x", "ngram")
+    assert pair_names("x", "y+ngram") == ("x", "y+ngram")
 
 
 def test_the_public_names_are_lazy_and_complete():

@@ -13,7 +13,7 @@ from dflash.inspection import inspect as look
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(help="A folder, a .gguf file or a hub id.")],
+    path: Annotated[str, typer.Argument(help="A folder, a .gguf file, a hub id or ngram.")],
     json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
@@ -42,6 +42,8 @@ def _rows(found: Inspection) -> dict[str, str]:
             rows[name] = ", ".join(map(str, value)) if is_list else str(value)
     if found.fits:
         rows["fits"] = found.fits
+    if found.beside:
+        rows["beside"] = found.beside
     return rows
 
 

@@ -62,8 +62,9 @@ Draft = Annotated[
         "--draft",
         "--draft-model",
         "-d",
-        metavar="ID|FOLDER|none",
-        help="Draft that proposes; none = plain decoding. Left out: the demo model's draft.",
+        metavar="ID|FOLDER|ngram|none",
+        help="Draft that proposes; ngram = look-up in the text so far, X+ngram = both, "
+        "none = plain decoding. Left out: the demo model's draft.",
     ),
 ]
 Backend = Annotated[str, _pair("--backend", metavar="NAME", help="auto, torch or toy.")]

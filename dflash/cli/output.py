@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ STAT_KEYS = (
     "tokens_per_second",
     "block_size",
     "backend",
+    "by_draft",
 )
 
 
@@ -141,12 +143,20 @@ def closing_line(stats: Stats) -> str:
         parts.append(f"{stats.tokens_per_second:.1f} tok/s")
     if stats.drafted:
         parts.append(f"{stats.mean_committed:.2f} committed per pass")
-        parts.append(f"{100 * stats.acceptance_rate:.0f} % of drafts accepted")
+        parts.append(f"{100 * stats.acceptance_rate:.0f} % of drafts accepted{_shares(stats)}")
         parts.append(f"block {stats.block_size if stats.block_size is not None else 'auto'}")
     else:
         parts.append("plain decoding")
     parts.append(f"first token {stats.time_to_first_token:.2f} s")
     return " · ".join(parts)
+
+
+def _shares(stats: Stats) -> str:
+    """Who drafted, where it was more than one."""
+    if len(stats.by_draft) < 2:
+        return ""
+    parts = [f"{Path(s.draft).name} {s.accepted} of {s.drafted}" for s in stats.by_draft]
+    return f" ({', '.join(parts)})"
 
 
 def comparison_line(fast: Generation, plain: Generation) -> str:

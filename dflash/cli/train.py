@@ -109,7 +109,7 @@ def _config(given: Mapping[str, Any]) -> Any:
         raise MissingBackend(
             "training needs torch: pip install 'dflash-engine[train]'"
         ) from problem
-    from dflash.engine import pair_names
+    from dflash.opening import pair_names
 
     target, _ = pair_names(given["model"], "none")
     size = given["block_size"]

@@ -5,12 +5,23 @@ The prefill is apart: its token is not a round, and its time is in no rate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash.core.types import Step
 
 _NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShare:
+    """What one of a pair's drafts did."""
+
+    draft: str
+    rounds: int  # rounds in which it was chosen
+    drafted: int
+    accepted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class Stats:
     backend: str
     clamped_from: int | None  # the block size asked for, when the draft's own is smaller
     policy: str
+    by_draft: tuple[DraftShare, ...] = ()  # in the order of Plan.draft; () without a draft
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, by field name."""
@@ -54,8 +66,10 @@ class Recorder:
         policy: str = "",
         block_size: int | None = None,
         clamped_from: int | None = None,
+        drafts: Sequence[str] = (),
     ) -> None:
-        """The arguments are copied into the stats as they are."""
+        """The arguments are copied into the stats as they are; ``drafts`` are names."""
+        self._names, self._shares = tuple(drafts), [[0, 0, 0] for _ in drafts]
         self._prompt, self._backend, self._policy = prompt_tokens, backend, policy
         self._block, self._clamped = block_size, clamped_from
         self._prefilling, self._first, self._first_ns = True, 0, 0
@@ -75,12 +89,19 @@ class Recorder:
         self._drafted += step.verdict.drafted
         self._accepted += step.accepted
         self._ns += step.ns
+        self._count_share(step)
         self._count_depth(min(step.verdict.drafted, step.plan.depth), step.accepted)
         draft, verify = step.verdict.ns
         if self._phases is None or min(draft, verify) < 0:
             self._phases = None  # one unknown round would make the sum a lie
         else:
             self._phases = (self._phases[0] + draft, self._phases[1] + verify)
+
+    def _count_share(self, step: Step) -> None:
+        if step.rows and step.plan.draft < len(self._shares):
+            share = self._shares[step.plan.draft]
+            for place, more in enumerate((1, step.verdict.drafted, step.accepted)):
+                share[place] += more
 
     def _count_depth(self, depth: int, accepted: int) -> None:
         while len(self._judged) < depth:
@@ -113,6 +134,10 @@ class Recorder:
             backend=self._backend,
             clamped_from=self._clamped,
             policy=self._policy,
+            by_draft=tuple(
+                DraftShare(name, *counts)
+                for name, counts in zip(self._names, self._shares, strict=True)
+            ),
         )
 
 

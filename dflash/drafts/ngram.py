@@ -8,6 +8,7 @@ so the match rule is exact for it at any temperature.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -36,7 +37,7 @@ class NgramDraft:
 
     def begin(self, request: Request, reuse: int) -> None:  # noqa: ARG002 - the protocol
         """Start over with the prompt's tokens."""
-        self._tokens, self._places = [], {}
+        self.close()
         self._add(request.prompt)
 
     def outlook(self) -> Outlook:
@@ -52,11 +53,12 @@ class NgramDraft:
         place, length = self._match
         if length < SHORTEST or plan.rows == 0:
             return PLAIN
+        began = time.perf_counter_ns()
         known = self._tokens[place : place + plan.rows]
         period = len(self._tokens) - place
         while len(known) < plan.rows:
             known.append(known[len(known) - period])
-        return Proposal(known, len(known))
+        return Proposal(known, len(known), meta=time.perf_counter_ns() - began)
 
     def commit(self, verdict: Verdict[Any], rows: int) -> None:
         """Take in the tokens of a finished round; a chunk of the prompt has none."""
@@ -77,13 +79,12 @@ class NgramDraft:
         for token in tokens:
             self._tokens.append(token)
             if len(self._tokens) >= SHORTEST:
-                run = tuple(self._tokens[-SHORTEST:])
-                found = self._places.setdefault(run, [])
-                self._match = self._longest(found)
+                found = self._places.setdefault(tuple(self._tokens[-SHORTEST:]), [])
                 found.append(len(self._tokens))
-                del found[:-PLACES]
-            else:
-                self._match = (0, 0)
+                del found[: -PLACES - 1]  # one more than compared: the last is the end itself
+        if tokens:
+            end = tuple(self._tokens[-SHORTEST:])
+            self._match = self._longest(self._places.get(end, [])[:-1])
 
     def _longest(self, places: Sequence[int]) -> tuple[int, int]:
         """The place that agrees furthest back with the end; the newest of equals."""

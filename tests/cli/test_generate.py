@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def test_json_is_one_object_with_exactly_the_promised_keys():
         *("prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
         *("mean_committed", "acceptance_rate", "acceptance_by_position", "draft_seconds"),
         *("verify_seconds", "time_to_first_token", "tokens_per_second", "block_size", "backend"),
+        "by_draft",
     }
     assert len(answer["token_ids"]) == answer["stats"]["completion_tokens"] == 30
     assert answer["finish_reason"] == "length"
@@ -282,3 +284,22 @@ def test_an_interrupted_answer_leaves_the_chat_open(slow):
     assert process.returncode == 0
     assert "stopped" in err
     assert "nothing generated yet" in err or "answers" in err
+
+
+def test_ngram_drafts_show_and_the_closing_line_says_who_drafted():
+    prompt = "one two three one two three one two"
+    both = ("--model", "toy", "--draft", "toy:oracle+ngram", "--max-tokens", "40")
+    found = run("generate", prompt, *both, "--block-size", "8", "--show-drafts")
+    with load("toy") as engine:
+        plain = engine.generate(prompt, max_tokens=40).text
+    assert found.out.replace("⟦", "").replace("⟧", "").rstrip("\n") == plain
+    assert re.search(r"\(ngram \d+ of \d+, toy:oracle \d+ of \d+\)", found.err)
+    answer = json.loads(run("generate", prompt, *both, "--block-size", "8", "--json").out)
+    assert [share["draft"] for share in answer["stats"]["by_draft"]] == ["ngram", "toy:oracle"]
+    assert sum(share["drafted"] for share in answer["stats"]["by_draft"]) > 0
+
+
+def test_ngram_alone_needs_no_draft_of_the_target():
+    found = run("generate", "hello hello hello", "--model", "toy", "--draft", "ngram", "-n", "20")
+    assert found.code == 0
+    assert "no draft for this target" not in found.err

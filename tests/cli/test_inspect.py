@@ -182,3 +182,15 @@ def test_pull_of_a_hub_id(monkeypatch, tmp_path):
     assert run("pull", "owner/name").out == f"{tmp_path / 'owner/name'}\n"
     assert run("pull", "owner/name", "--force").code == 2
     assert run("pull", tmp_path).code == 2
+
+
+def test_the_look_up_says_what_it_is():
+    found = json.loads(run("inspect", "ngram", "--json").out)
+    assert (found["kind"], found["fits"]) == ("draft", "any target")
+    assert "16 (1 anchor + 15 drafted)" in run("inspect", "ngram").out
+
+
+def test_a_draft_beside_the_look_up_is_described_as_alone(draft):
+    alone = json.loads(run("inspect", draft, "--json").out)
+    both = json.loads(run("inspect", f"{draft}+ngram", "--json").out)
+    assert both == {**alone, "beside": "ngram"}

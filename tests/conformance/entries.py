@@ -20,7 +20,7 @@ class Call:
 
     text: str
     max_tokens: int = 40
-    block_size: int = 8
+    block_size: int | str = 8
     temperature: float = 0.0
     seed: int = 7
     stop: tuple[str, ...] = ()

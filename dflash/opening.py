@@ -1,0 +1,90 @@
+"""From names to an open pair: which target and draft are meant, which backend runs them.
+
+Nothing here loads weights itself; a backend does, found by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from dflash.config import NO_DRAFT, LoadConfig, join_draft, split_draft
+from dflash.core.protocols import Pair
+from dflash.drafts.spec import read_spec
+from dflash.errors import ConfigError, MissingBackend
+from dflash.ngram_pair import NgramPair
+from dflash.registry import BACKENDS
+
+DEMO = "demo"
+
+
+def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
+    """The pair that is meant when one or both are left out, or called "demo".
+
+    Nothing given: the demo pair. A draft alone: the target that its config names; "none" and
+    "ngram" alone: the demo target. Raises ConfigError when the draft does not say, DownloadError
+    when the demo target cannot be fetched.
+    """
+    model, ngram = (None, False) if draft is None else split_draft(draft)
+    if target is None and model not in (None, NO_DRAFT, DEMO):
+        target = _target_of(Path(model))
+    if target is None or target == DEMO:
+        from dflash import demo
+
+        target = str(demo.demo_target())
+        model = DEMO if model is None else model
+    if model == DEMO:
+        from dflash import demo
+
+        model = str(demo.demo_draft())
+    return target, join_draft(model, True) if ngram and model is not None else model
+
+
+def _target_of(draft: Path) -> str:
+    name = read_spec(draft).target_name if draft.exists() else None
+    if name is None:
+        raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")
+    from dflash.demo import HUB_ID
+
+    return DEMO if name == HUB_ID and not Path(name).exists() else name
+
+
+def backend_of(config: LoadConfig) -> str:
+    """The backend a pair runs on. Raises ConfigError when target and draft are of two."""
+    target, model = _home(config.target), _model_of(config)
+    draft = target if model is None else _home(model)
+    if target != draft:
+        raise ConfigError(
+            f"target {config.target} is for the {target} backend and draft {model} for the "
+            f"{draft} backend: both must be of one"
+        )
+    return target if config.backend == "auto" else config.backend
+
+
+def _home(name: str) -> str:
+    return "toy" if name == "toy" or name.startswith("toy:") else "torch"
+
+
+def _model_of(config: LoadConfig) -> str | None:
+    """The draft that is a model: what a backend opens."""
+    return None if config.draft is None else join_draft(split_draft(config.draft)[0], False)
+
+
+def open_pair(config: LoadConfig) -> Pair:
+    """The pair behind ``config``, opened by its backend; n-gram drafting is added here, to all."""
+    name = backend_of(config)
+    try:
+        opener = BACKENDS.load(name)
+    except ModuleNotFoundError as problem:
+        if problem.name is None or problem.name.split(".")[0] == "dflash":
+            raise
+        raise MissingBackend(
+            f"backend {name!r} needs {problem.name}: pip install 'dflash-engine[{name}]'"
+        ) from problem
+    pair: Pair = opener(replace(config, draft=_model_of(config)))
+    for message in getattr(pair, "warnings", ()):
+        warnings.warn(message, UserWarning, stacklevel=2)
+    ngram = config.draft is not None and split_draft(config.draft)[1]
+    return cast(Pair, NgramPair(pair)) if ngram else pair
