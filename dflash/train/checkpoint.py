@@ -113,7 +113,7 @@ def export(
     for old in folder.glob("model*.safetensors*"):
         old.unlink()
     if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        write_shard(folder / "model.safetensors", shards[0])
     else:
         write_shards(folder, shards)
     (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
@@ -121,12 +121,18 @@ def export(
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 
+def write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
+    """One safetensors file, readable by all: safetensors makes files for their owner alone."""
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)
+
+
 def write_shards(folder: Path, shards: list[dict[str, Tensor]]) -> None:
     """Numbered shards and ``model.safetensors.index.json``, as transformers names them."""
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
+        write_shard(folder / name, shard)
         where |= dict.fromkeys(shard, name)
     total = sum(value.nbytes for shard in shards for value in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
