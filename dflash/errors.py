@@ -19,6 +19,9 @@ User mistakes raise one of these, with a message that says what to do next. Brok
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class DFlashError(Exception):
     """Base of all errors this package raises on purpose."""
@@ -46,6 +49,8 @@ class WeightsError(CheckpointError):
 
 class PairError(DFlashError):
     """Target and draft do not belong together; the message names both sides' numbers."""
+
+    findings: Sequence[Any] = ()  # what `dflash.doctor.static` found, where that raised it
 
 
 class PromptError(DFlashError, ValueError):

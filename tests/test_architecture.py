@@ -37,6 +37,7 @@ LAYERS = {
     "dflash.datasets": 4,
     "dflash.demo": 4,
     "dflash.ngram_pair": 4,
+    "dflash.profiles": 4,
     "dflash.prompt": 4,
     "dflash.reader": 4,
     "dflash.sessions": 4,

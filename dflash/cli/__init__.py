@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dflash.cli import chat, generate, inspect, pull, train
+from dflash.cli import chat, doctor, generate, inspect, pull, train
 from dflash.cli.output import emit_json, error, note, quiet_libraries
 from dflash.cli.verify import verify as audit
 from dflash.errors import DFlashError, DownloadError, EngineClosed, OutOfMemory
@@ -78,7 +78,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A local model answers faster, with unchanged output: lossless speculative decoding.",
 )
-for command in (generate.generate, chat.chat, train.train, inspect.inspect, pull.pull, audit):
+for command in (
+    *(generate.generate, chat.chat, train.train, inspect.inspect, pull.pull),
+    *(audit, doctor.doctor),
+):
     app.command()(command)
 
 

@@ -18,7 +18,6 @@ import torch
 
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.load import LoadedTarget, load_target
-from dflash.doctor.static.name import tokenizer_digest
 from dflash.drafts.spec import read_spec
 from dflash.errors import ConfigError
 from dflash.train import evaluate, losses
@@ -27,7 +26,7 @@ from dflash.train.checkpoint import export
 from dflash.train.config import TrainConfig
 from dflash.train.data import Corpus, load_corpus
 from dflash.train.features import FeatureStore
-from dflash.train.shape import choose_mask_token, draft_config
+from dflash.train.shape import choose_mask_token, draft_config, tokenizer_keys
 from dflash.train.trainer import Materials, Trainer, wants_bfloat16
 from dflash.train.warmstart import random_start, warm_start
 
@@ -151,8 +150,7 @@ def shape_draft(config: TrainConfig, target: LoadedTarget) -> dict[str, Any]:
         )
     name = config.target_name or config.target
     plain = draft_config(target.config, config.shape, mask_token_id=mask, target_name=name)
-    digest = tokenizer_digest(target.tokenizer.get_vocab())
-    return plain | {"target_tokenizer_sha256": digest}
+    return plain | tokenizer_keys(target.tokenizer)
 
 
 def loop(session: Session, report: Report) -> None:
@@ -217,6 +215,9 @@ def finish(session: Session, interrupted: bool, report: Report) -> Outcome:
         walked, generated = evaluate.Score(0.0, 0, 0, []), None
     else:
         walked, generated = score(session, report)
+    if generated is not None:  # what the doctor holds later targets and texts against
+        kept = [round(share, 4) for share in generated.by_position]
+        session.draft_config["dflash_config"]["acceptance_by_position"] = kept
     card = write_card(config, session.draft_config, trainer, session.corpus, walked, generated)
     export(config.out, trainer.model, session.draft_config, card)
     if not interrupted:

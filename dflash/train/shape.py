@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash.doctor.static.name import tokenizer_digest
+from dflash.doctor.static.template import KEY, template_digest
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.errors import ConfigError
 from dflash.train.config import DraftShape
@@ -21,6 +23,17 @@ def choose_mask_token(tokenizer: Any, eos_ids: frozenset[int], vocab_size: int) 
         "the target's tokenizer has no spare special token to use as mask; pass --mask-token-id ID "
         "(a special token that is neither end-of-sequence nor padding)"
     )
+
+
+def tokenizer_keys(tokenizer: Any) -> dict[str, Any]:
+    """What lets a later reader see that its tokenizer and chat template are those of the training.
+
+    Read by `dflash.doctor.static`, at load.
+    """
+    return {
+        "target_tokenizer_sha256": tokenizer_digest(tokenizer.get_vocab()),
+        KEY: template_digest(getattr(tokenizer, "chat_template", None)),
+    }
 
 
 def draft_config(

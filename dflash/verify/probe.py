@@ -30,6 +30,14 @@ class Probe(Protocol):
     def spec(self) -> DraftSpec | None:
         """Config of the model draft; None where the draft is no model."""
 
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the target."""
+
+    @property
+    def rope_theta(self) -> float | None:
+        """The target's base frequency; None where it has none or several."""
+
     def logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
         """Logits [V] after ``prefix`` (one id or more), the last token in a pass of one row."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from dflash.doctor.static import CHECKS, Choice, TargetFacts, check_pair, insist
 from dflash.doctor.static.name import tokenizer_digest
+from dflash.doctor.static.template import template_digest
 from dflash.drafts.spec import read_spec
 from dflash.errors import PairError
 from tests.drafts.configs import config
@@ -35,7 +36,7 @@ def found(
 
 def test_a_fitting_pair_has_no_findings() -> None:
     assert found() == []
-    assert len(CHECKS) == 7
+    assert len(CHECKS) == 8
 
 
 @pytest.mark.parametrize(
@@ -133,3 +134,21 @@ def test_warnings_are_handed_back() -> None:
     spec = read_spec(config(nested={"mask_token_id": 5}))
     (warning,) = insist(check_pair(spec, TARGET, CHOICE), TARGET, CHOICE)
     assert "padding token" in warning
+
+
+def test_a_recorded_chat_template_should_be_the_targets() -> None:
+    ours, theirs = template_digest("{{ messages }}\n"), template_digest("other")
+    assert ours == template_digest("{{ messages }}"), "white space at the ends says nothing"
+    assert template_digest(None) is None and template_digest({"default": "x"}) is None
+    draft = {"chat_template_sha256": ours}
+    assert found(draft, {"template_digest": ours}) == []
+    assert found(draft, {"template_digest": theirs}) == [("warning", "template")]
+    assert found(draft, {"template_digest": None}) == [("warning", "template")]
+    assert found({}, {"template_digest": theirs}) == [], "a draft that recorded none"
+
+
+def test_a_refusal_carries_its_findings() -> None:
+    spec = read_spec(config(vocab_size=256))
+    with pytest.raises(PairError) as caught:
+        insist(check_pair(spec, TARGET, CHOICE), TARGET, CHOICE)
+    assert [finding.check for finding in caught.value.findings] == ["vocabulary"]

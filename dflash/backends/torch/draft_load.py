@@ -23,6 +23,7 @@ from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.packed import PackReport, pack_model
 from dflash.doctor.static import Choice, TargetFacts, check_pair, insist
 from dflash.doctor.static.name import tokenizer_digest
+from dflash.doctor.static.template import template_digest
 from dflash.drafts.spec import DraftSpec, Taps, read_spec
 from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError
 
@@ -126,6 +127,7 @@ def target_facts(target: LoadedTarget, *, digest: bool = False) -> TargetFacts:
         tokenizer_digest=(
             tokenizer_digest(tokenizer.get_vocab()) if digest and tokenizer is not None else None
         ),
+        template_digest=template_digest(getattr(tokenizer, "chat_template", None)),
     )
 
 

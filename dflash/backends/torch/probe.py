@@ -40,6 +40,18 @@ class TorchProbe:
         """Config of the draft; None without one."""
         return None if self._pair.draft is None else self._pair.draft.spec
 
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the target."""
+        return self._pair.target.num_layers
+
+    @property
+    def rope_theta(self) -> float | None:
+        """The target's base frequency; None where layer types have several."""
+        rope = getattr(self._pair.target.config, "rope_parameters", None) or {}
+        theta = rope.get("rope_theta")
+        return None if theta is None else float(theta)
+
     def logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
         """Logits [V], float32, after ``prefix``; its last token is run alone."""
         model = self._pair.target.model
@@ -53,6 +65,8 @@ class TorchProbe:
 
     def findings(self) -> list[Finding]:
         """All static findings; those of level error would have stopped the load."""
+        if self._pair.draft is None:
+            return []
         draft = self._draft()
         facts = target_facts(self._pair.target, digest=draft.spec.tokenizer_digest is not None)
         dtype = str(draft.model.norm.weight.dtype).removeprefix("torch.")
@@ -65,7 +79,9 @@ class TorchProbe:
         return TorchPair(self._pair.target, replace(draft, model=_under(draft.model, spec)))
 
     def norms(self) -> Mapping[str, float]:
-        """Mean weight of each norm, by the module's name."""
+        """Mean weight of each norm, by the module's name; {} without a model draft."""
+        if self._pair.draft is None:
+            return {}
         modules = self._draft().model.named_modules()
         return {
             name: float(module.weight.mean())

@@ -17,7 +17,8 @@ class ToyProbe:
     """The Probe protocol over a ToyPair."""
 
     dtype = "float32"
-    spec = None
+    spec = rope_theta = None
+    layers = 0
 
     def __init__(self, pair: ToyPair) -> None:
         """``pair`` stays as it is."""

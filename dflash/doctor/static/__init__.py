@@ -12,6 +12,7 @@ from dflash.doctor.static.dtype import check_dtype
 from dflash.doctor.static.facts import Check, Choice, Finding, TargetFacts
 from dflash.doctor.static.mask import check_mask
 from dflash.doctor.static.name import check_name
+from dflash.doctor.static.template import check_template
 from dflash.doctor.static.vocabulary import check_vocabulary
 from dflash.doctor.static.width import check_width
 from dflash.drafts.spec import DraftSpec
@@ -26,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
     check_mask,
     check_dtype,
     check_name,
+    check_template,
     check_block,
 )
 
@@ -40,5 +42,9 @@ def insist(findings: list[Finding], target: TargetFacts, choice: Choice) -> tupl
     errors = [finding.message for finding in findings if finding.level == "error"]
     if errors:
         listed = "\n".join(f"  - {message}" for message in errors)
-        raise PairError(f"draft {choice.draft_name} does not fit target {target.name}:\n{listed}")
+        problem = PairError(
+            f"draft {choice.draft_name} does not fit target {target.name}:\n{listed}"
+        )
+        problem.findings = tuple(findings)
+        raise problem
     return tuple(finding.message for finding in findings)

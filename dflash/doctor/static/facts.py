@@ -21,6 +21,7 @@ class TargetFacts:
     eos_ids: frozenset[int] = frozenset()
     pad_id: int | None = None
     tokenizer_digest: str | None = None  # only where the draft recorded one
+    template_digest: str | None = None  # of the chat template; None = there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong (error) or worth knowing (warning), and the next step."""
+    """What is wrong (error), doubtful (warning) or good to know (note), and the next step."""
 
-    level: Literal["error", "warning"]
+    level: Literal["error", "warning", "note"]
     check: str
     message: str
 

@@ -1,0 +1,213 @@
+"""What is counted, what is expected of it, and the sentence at the end. Nothing here is timed."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import dflash
+from dflash.doctor.measured import RIVALS, cost, examine
+from dflash.doctor.measured.acceptance import Acceptance, measure
+from dflash.doctor.measured.causality import other_causality
+from dflash.doctor.measured.cost import Block, Cost, even_chance, expected
+from dflash.doctor.measured.mask import other_masks
+from dflash.doctor.measured.report import Report
+from dflash.doctor.measured.rope import other_rope
+from dflash.doctor.measured.taps import other_taps
+from dflash.doctor.static.facts import Finding
+from dflash.errors import ConfigError
+from tests.cli.running import run
+
+
+def counted(*histogram: int) -> Acceptance:
+    """Rounds that all judged as many drafts as the histogram has room for."""
+    rounds, deep = sum(histogram), len(histogram) - 1
+    kept = sum(i * n for i, n in enumerate(histogram))
+    survival = tuple(sum(histogram[i:]) / rounds for i in range(1, deep + 1))
+    return Acceptance(1, rounds, rounds * deep, kept, kept + rounds, histogram, survival)
+
+
+def test_a_ratio_and_a_length_are_told_apart() -> None:
+    with dflash.load("toy", "toy:script:3") as engine:
+        prompts = [engine.encode(text) for text in ("One?", "Two?")]
+        found = measure(engine, prompts, 62)
+    assert found.mean_committed == pytest.approx(4.0, abs=0.2)
+    assert found.rate == pytest.approx(3 / 15, abs=0.02)
+    assert found.survival[:4] == pytest.approx((1.0, 1.0, 1.0, 0.0), abs=0.1)
+
+
+def test_conditional_chances_multiply_to_survival() -> None:
+    found = counted(40, 30, 20, 10)
+    assert found.survival == (0.6, 0.3, 0.1)
+    assert found.conditional == pytest.approx((0.6, 0.5, 1 / 3))
+    assert found.mean_committed == 1 + sum(found.survival)
+    assert counted(10, 0, 0).conditional == (0.0, 0.0), "nothing after nothing"
+
+
+def test_better_means_by_more_than_chance_and_by_enough() -> None:
+    poor, good = counted(80, 15, 5), counted(20, 30, 50)
+    assert good.clearly_above(poor)
+    assert not poor.clearly_above(good)
+    assert not poor.clearly_above(poor)
+    assert not counted(1, 1, 1).clearly_above(counted(2, 1, 0)), "three rounds prove nothing"
+    many = counted(78_000, 17_000, 5000)
+    assert not many.clearly_above(counted(80_000, 15_000, 5000)), "certain, and not worth a word"
+
+
+def test_break_even_is_the_chance_that_pays_for_the_block() -> None:
+    for chance in (0.1, 0.5, 0.9):
+        price = sum(chance**i for i in range(4))
+        assert even_chance(3, price) == pytest.approx(chance)
+    assert even_chance(3, 4.5) is None
+    assert even_chance(3, 1.0) == pytest.approx(0.0)
+
+
+def test_a_shorter_block_is_expected_to_commit_what_survives_in_it() -> None:
+    survival = (0.8, 0.5, 0.2)
+    assert [expected(survival, b) for b in (1, 2, 3, 4, 9)] == pytest.approx(
+        [1, 1.8, 2.3, 2.5, 2.5]
+    )
+
+
+def priced(verify: float, draft: float, committed: float, plain: float = 10.0) -> Cost:
+    whole = Block(8, verify, draft, (verify + draft) / plain, committed)
+    return Cost((Block(1, plain, 0.0, 1.0, 1.0), whole))
+
+
+def test_the_sentence_names_the_slower_part() -> None:
+    verify = Report((), counted(0, 0, 0, 9), priced(verify=60.0, draft=2.0, committed=4.0)).sentence
+    assert verify.startswith("ok: 4.00 committed per pass; no block pays here")
+    assert "the slow part is the verify pass" in verify
+    assert "8 rows cost 6.00 times one row" in verify
+    draft = Report((), counted(0, 0, 0, 9), priced(verify=12.0, draft=8.0, committed=4.0)).sentence
+    assert "block 8 should run at 2.00 times plain decoding" in draft
+    assert "the slow part is the draft (8.0 of 10.0 ms" in draft
+
+
+@pytest.mark.parametrize(
+    ("histogram", "levels", "verdict"),
+    [
+        ((0, 0, 9), (), "ok"),
+        ((0, 0, 9), ("note",), "ok"),
+        ((0, 0, 9), ("warning",), "weak"),
+        ((0, 0, 9), ("error",), "broken"),
+        ((70, 20, 10), (), "weak"),
+        ((99, 1, 0), (), "broken"),
+    ],
+)
+def test_the_verdict_follows_fit_and_acceptance(
+    histogram: tuple[int, ...], levels: tuple[Any, ...], verdict: str
+) -> None:
+    findings = tuple(Finding(level, "taps", "what to do") for level in levels)
+    report = Report(findings, counted(*histogram), priced(11.0, 1.0, 2.0))
+    assert report.verdict == verdict
+    assert report.sentence.startswith(f"{verdict}: ")
+    assert report.sentence.count("\n") == 0
+    assert json.loads(json.dumps(report.to_json()))["verdict"] == verdict
+
+
+def test_costs_are_counted_in_whole_rounds_of_every_size() -> None:
+    with dflash.load("toy", "toy:script:3") as engine:
+        found = cost.measure(engine.pair, engine.encode("Why?"), (1.0, 1.0, 1.0, 0.0))
+    assert [block.block_size for block in found.blocks] == [1, 2, 4, 6, 8, 12, 16]
+    assert [block.committed for block in found.blocks] == [1, 2, 4, 4, 4, 4, 4]
+    assert found.blocks[0].cost == 1.0 and found.blocks[0].draft_ms == 0.0
+    assert all(block.verify_ms > 0 and block.cost > 0 for block in found.blocks)
+    assert found.best_drafted.block_size > 1
+
+
+def patient(tokenizer: Any = None, theta: float | None = 10000.0, **spec: Any) -> Any:
+    given = {
+        "taps": (1, 4),
+        "mask_token_id": 7,
+        "causal": (False, False),
+        "rope_parameters": {"full_attention": {"rope_theta": 10000.0}},
+        **spec,
+    }
+    pair = SimpleNamespace(tokenizer=tokenizer, vocab_size=20, eos_ids=frozenset({2}))
+    return SimpleNamespace(
+        spec=SimpleNamespace(**given),
+        probe=SimpleNamespace(layers=6, rope_theta=theta),
+        engine=SimpleNamespace(pair=pair),
+    )
+
+
+def test_taps_are_shifted_as_far_as_there_are_layers() -> None:
+    assert [r.changes["taps"] for r in other_taps(patient())] == [(0, 3), (2, 5)]
+    assert [r.changes["taps"] for r in other_taps(patient(taps=(0, 3)))] == [(1, 4)]
+    assert [r.changes["taps"] for r in other_taps(patient(taps=(0, 5)))] == []
+
+
+class Words:
+    """Part of a tokenizer of 18 tokens; a head of 20 rows has two more."""
+
+    all_special_ids = (0, 1, 2, 25)
+    mask_token_id, unk_token_id, pad_token_id, bos_token_id = None, 0, None, 1
+    added_tokens_decoder: dict[int, Any] = {9: SimpleNamespace(special=True)}  # noqa: RUF012
+
+    def __len__(self) -> int:
+        return 18
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {"<|MASK|>": 11, "<tool>": 12}
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"<{token}>"
+
+
+def test_masks_are_tried_with_the_likeliest_first() -> None:
+    rivals = list(other_masks(patient(Words())))
+    assert [r.changes["mask_token_id"] for r in rivals] == [11, 18, 0, 1, 9]
+    assert "<11>" in rivals[0].what and "than with 7" in rivals[0].what
+    assert list(other_masks(patient(object()))) == [], "a tokenizer that says nothing"
+
+
+def test_causality_is_turned_round_where_layers_agree_and_made_one_where_they_do_not() -> None:
+    assert [r.changes["causal"] for r in other_causality(patient())] == [(True, True)]
+    mixed = patient(causal=(True, False))
+    assert [r.changes["causal"] for r in other_causality(mixed)] == [(False, False), (True, True)]
+
+
+def test_the_targets_base_frequency_is_tried_where_the_draft_has_another() -> None:
+    assert list(other_rope(patient())) == []
+    assert list(other_rope(patient(theta=None))) == []
+    (rival,) = other_rope(patient(theta=1e6))
+    assert rival.changes["rope_parameters"]["full_attention"]["rope_theta"] == 1e6
+
+
+def test_every_check_is_in_a_file_of_its_own() -> None:
+    assert len({check.__module__ for check in RIVALS}) == len(RIVALS)
+
+
+def test_a_pair_without_a_draft_has_nothing_to_examine() -> None:
+    with pytest.raises(ConfigError, match="--draft"):
+        examine(lambda: dflash.load("toy"), ["Why?"])
+
+
+TOY = ("doctor", "--model", "toy", "--max-tokens", 24)
+
+
+def test_an_oracle_is_ok_and_a_random_draft_is_broken() -> None:
+    fine = run(*TOY, "--draft", "toy:oracle")
+    assert (fine.code, fine.out.splitlines()[-1][:12]) == (0, "verdict: ok:")
+    assert "measuring acceptance" in fine.err
+    broken = run(*TOY, "--draft", "toy:random")
+    assert broken.code == 1
+    assert "verdict: broken" in broken.out and "almost nothing is accepted" in broken.out
+
+
+def test_json_has_findings_figures_and_verdict() -> None:
+    told = json.loads(run(*TOY, "--draft", "toy:script:3", "--json").out)
+    assert {"verdict", "sentence", "findings", "acceptance", "cost", "break_even"} <= set(told)
+    assert told["acceptance"]["mean_committed"] > 3
+    assert {"block_size", "verify_ms", "draft_ms", "cost", "speed"} <= set(told["cost"][0])
+
+
+def test_the_table_shows_both_ratios() -> None:
+    out = run(*TOY, "--draft", "toy:script:3").out
+    assert "committed per pass: " in out and "drafts accepted: " in out
+    assert "once the one before was kept: 1.00 1.00 1.00 0.00" in out
+    assert "block  verify ms  draft ms  pays from" in out
