@@ -49,6 +49,7 @@ class LoadConfig:
     threads CPU threads; None = leave as it is
     pack_weights  let prepacked copies replace the weights of linear layers (same results, faster
             verification on a CPU; the loaded model object changes)
+    profile start with what earlier runs measured of this pair, and keep what this one measures
     """
 
     target: str
@@ -62,6 +63,7 @@ class LoadConfig:
     threads: int | None = None
     pack_weights: bool = True
     trust_remote_code: bool = False
+    profile: bool = True
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
@@ -153,6 +155,7 @@ class LoadOptions(TypedDict, total=False):
     threads: int | None
     pack_weights: bool
     trust_remote_code: bool
+    profile: bool
 
 
 class GenerateOptions(TypedDict, total=False):

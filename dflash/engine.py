@@ -29,6 +29,7 @@ from dflash.core.stats import Recorder
 from dflash.core.types import Request, Sampling, Step
 from dflash.errors import EngineClosed, PromptError
 from dflash.opening import open_pair, pair_names
+from dflash.profiles import ProfileFile, file_of
 from dflash.prompt import Prompt, encode
 from dflash.reader import Reader
 from dflash.results import Chunk, Generation, joined
@@ -59,17 +60,23 @@ def load(
         None if target is None else fspath(target), None if draft is None else fspath(draft)
     )
     config = from_options(LoadConfig, {"target": names[0], "draft": names[1], **options})
-    return Engine(open_pair(config))
+    pair = open_pair(config)
+    return Engine(pair, file_of(pair) if config.profile else None)
 
 
 class Engine:
     """A loaded pair that generates text. Use as a context manager, or call ``close``."""
 
-    def __init__(self, pair: Pair) -> None:
-        """The engine owns ``pair`` from here on and closes it."""
+    def __init__(self, pair: Pair, profile_file: ProfileFile | None = None) -> None:
+        """The engine owns ``pair`` from here on and closes it.
+
+        ``profile_file`` is read now and written by ``close``; None = start from nothing.
+        """
         self.pair = pair
         self._sessions = Sessions(pair)
-        self._profile = Profile()  # a machine has one speed: all requests share what they learn
+        self._file = profile_file
+        # a machine has one speed: all requests share what they learn
+        self._profile = Profile() if profile_file is None else profile_file.read()
         self._lock = RLock()  # a forgotten stream may be collected, and parked, inside a round
         self._closed = False
 
@@ -120,6 +127,8 @@ class Engine:
     def close(self) -> None:
         """Free sessions and weights; idempotent. Streams still running raise EngineClosed."""
         with self._lock:
+            if self._file is not None and not self._closed:
+                self._file.write(self._profile)
             self._closed = True
             self._sessions.close()
             self.pair.close()

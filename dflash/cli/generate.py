@@ -44,6 +44,7 @@ def generate(
     taps: o.Taps = None,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    no_profile: o.NoProfile = False,
     max_tokens: o.MaxTokens = 256,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,

@@ -94,6 +94,9 @@ Threads = Annotated[int | None, _pair("--threads", metavar="N", help="CPU thread
 TrustRemoteCode = Annotated[
     bool, _pair("--trust-remote-code", help="Run Python code that comes with the target.")
 ]
+NoProfile = Annotated[
+    bool, _pair("--no-profile", help="Neither use nor keep measurements of this pair's speed.")
+]
 
 MaxTokens = Annotated[int, _text("--max-tokens", "-n", help="New tokens at most.")]
 Temperature = Annotated[float, _text("--temperature", "-t", help="0 = the likeliest token.")]
@@ -148,6 +151,7 @@ def open_engine(given: Mapping[str, Any]) -> Engine:
     from dflash.engine import load
 
     options: Any = {name: given[name] for name in LoadOptions.__annotations__ if name in given}
+    options["profile"] = not given.get("no_profile", False)
     engine = load(given["model"], given["draft"], **options)
     if engine.pair.draft_name is None and given["draft"] is None:
         note("no draft for this target, so plain decoding: --draft names one")

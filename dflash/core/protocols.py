@@ -126,6 +126,12 @@ class Pair(Protocol):
     def default_block_size(self) -> int | None:
         """What the draft's config asks for, anchor included; None = it does not say."""
 
+    def runs_on(self) -> Mapping[str, str]:
+        """What its speed depends on beside the two names (device, dtype, threads, ...).
+
+        Empty = a speed that is not worth remembering.
+        """
+
     def memory(self) -> Mapping[str, int]:
         """Bytes per component (target, draft, ...)."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -76,6 +78,21 @@ class TorchPair:
     def warnings(self) -> tuple[str, ...]:
         """What is odd about this pair, in sentences for the user."""
         return () if self._draft is None else self._draft.warnings
+
+    def runs_on(self) -> Mapping[str, str]:
+        """Device, number formats, threads, packed weights and torch's version."""
+        device = self.target.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        facts = {
+            "device": f"{device.type} {name}",
+            "dtype": str(self.target.dtype),
+            "threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
+            "packed": str(self.target.packed.layers),
+            "torch": str(torch.__version__),
+        }
+        if self._draft is not None:
+            facts["draft_dtype"] = str(self._draft.model.norm.weight.dtype)
+        return facts
 
     def memory(self) -> Mapping[str, int]:
         """Bytes per component: weights, and keys and values of the largest session so far."""

@@ -82,6 +82,10 @@ class ToyPair:
         """What ends a text."""
         return self.model.eos_ids
 
+    def runs_on(self) -> Mapping[str, str]:
+        """Nothing: its speed says nothing of any machine."""
+        return {}
+
     def memory(self) -> Mapping[str, int]:
         """It has no weights."""
         return {"target": 0, "draft": 0}
