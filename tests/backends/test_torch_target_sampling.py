@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dflash.backends.torch.sampling import greedy, log_probs, make_picker, settle
+from dflash.backends.torch.sampling import Decision, greedy, log_probs, make_picker, settle
 from dflash.core.accept import choose, distribution
 from dflash.core.types import Sampling
-from dflash.errors import WeightsError
+from dflash.errors import ConfigError, WeightsError
 
 SETTINGS = [
     Sampling(temperature=0.3, seed=1),
@@ -20,6 +20,8 @@ SETTINGS = [
     Sampling(temperature=0.7, top_p=0.6, seed=4),
     Sampling(temperature=1.0, top_k=20, top_p=0.8, seed=5),
     Sampling(temperature=1.0, top_k=1000, top_p=1e-9, seed=6),
+    Sampling(temperature=1.0, min_p=0.3, seed=7),
+    Sampling(temperature=1.4, top_k=30, top_p=0.9, min_p=0.05, seed=8),
 ]
 
 
@@ -82,13 +84,21 @@ def test_masked_tokens_do_not_make_a_row_unusable() -> None:
 
 def test_drafts_are_kept_up_to_the_first_that_differs() -> None:
     own = torch.tensor([4, 5, 6, 7])
-    assert settle(own, [4, 5, 6]) == ([4, 5, 6, 7], 3)
-    assert settle(own, [4, 9, 6]) == ([4, 5], 1)
-    assert settle(own, torch.tensor([1, 5, 6])) == ([4], 0)
-    assert settle(own[:1], ()) == ([4], 0)
+    assert settle(Decision(own), [4, 5, 6])[:2] == ([4, 5, 6, 7], 3)
+    assert settle(Decision(own), [4, 9, 6])[:2] == ([4, 5], 1)
+    assert settle(Decision(own), torch.tensor([1, 5, 6]))[:2] == ([4], 0)
+    assert settle(Decision(own[:1]), ())[:2] == ([4], 0)
+
+
+def test_a_rule_that_counted_itself_is_believed() -> None:
+    decision = Decision(torch.tensor([4, 9, 0, 0]), torch.tensor(1))
+    assert settle(decision, [4, 5, 6])[:2] == ([4, 9], 1)
+    assert settle(decision, torch.tensor([4, 5, 6]))[:2] == ([4, 9], 1)
 
 
 def test_a_bad_row_counts_only_if_it_was_reached() -> None:
-    assert settle(torch.tensor([4, -1]), [9]) == ([4], 0)
+    assert settle(Decision(torch.tensor([4, -1])), [9])[:2] == ([4], 0)
     with pytest.raises(WeightsError, match="not finite"):
-        settle(torch.tensor([4, -1]), [4])
+        settle(Decision(torch.tensor([4, -1])), [4])
+    with pytest.raises(ConfigError, match="forbid all"):
+        settle(Decision(torch.tensor([4, -2])), [4])

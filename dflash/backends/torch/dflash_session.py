@@ -16,9 +16,9 @@ from torch import Tensor
 
 from dflash.backends.torch.dflash import DFlashDraftModel, block_mask, transform_logits
 from dflash.backends.torch.draft_cache import LayerCache
+from dflash.backends.torch.judge import Proposer, make_proposer
 from dflash.backends.torch.phases import mark
-from dflash.backends.torch.sampling import Picker, make_picker
-from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Sampling, Verdict
+from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Verdict
 from dflash.errors import WeightsError
 
 CHUNK = 512  # context rows projected at a time: bounds activation memory
@@ -55,10 +55,10 @@ class DFlashSession:
             for bound in _bounds(model, window)
         ]
         self._tokens: list[int] = []
-        self._prompt = 0  # length of the prompt: output positions count from here
+        self._request = Request((), 0)
         self._absorbed = 0
         self._queue: list[Tensor] = []  # features [n, M*Ht] of positions from _absorbed on
-        self._pick: Picker = make_picker(Sampling())
+        self._draw: Proposer = make_proposer(self._request)
         self._finite: Tensor | None = None
         self._rounds = 0
 
@@ -79,8 +79,8 @@ class DFlashSession:
         self._absorbed = min(self._absorbed, reuse)
         for cache in self._caches:
             cache.crop(self._absorbed)
-        self._tokens, self._prompt = list(request.prompt), len(request.prompt)
-        self._pick = make_picker(request.sampling)
+        self._tokens, self._request = list(request.prompt), request
+        self._draw = make_proposer(request)
 
     def outlook(self) -> Outlook:
         """A full block as soon as there is an anchor; ``lag`` is the queue's rows."""
@@ -89,7 +89,10 @@ class DFlashSession:
         return Outlook(most=most, lag=self._held() - self._absorbed)
 
     def propose(self, plan: Plan) -> Proposal[Tensor]:
-        """The likeliest token of each row (with the request's noise); does not wait."""
+        """A token of each row, as the request draws them.
+
+        Does not wait, but where an option is Python's: then once, see `Chain`.
+        """
         rows = min(plan.rows, self.outlook().most)
         if rows < 1:
             return PLAIN
@@ -99,9 +102,8 @@ class DFlashSession:
             start = len(self._tokens) - 1
             assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
             hidden = self._block(start, rows + 1)
-            logits = self._logits(hidden[0, 1:])
-            tokens = self._pick(logits, len(self._tokens) - self._prompt).clamp(min=0)
-        return Proposal(tokens=tokens, rows=rows, meta=began)
+            tokens, q = self._draw(self._logits(hidden[0, 1:]), self._tokens)
+        return Proposal(tokens=tokens, rows=len(tokens), q=q, meta=began)
 
     def commit(self, verdict: Verdict[Tensor], rows: int) -> None:
         """Queue the first ``rows`` feature rows and tokens of ``verdict``.
@@ -122,8 +124,9 @@ class DFlashSession:
         """An independent session with the same rows."""
         twin = DFlashSession(self._model, self._tables, 0, window=self._window)
         twin._caches = [cache.copy() for cache in self._caches]
-        twin._tokens, twin._prompt = list(self._tokens), self._prompt
-        twin._absorbed, twin._queue, twin._pick = self._absorbed, list(self._queue), self._pick
+        twin._tokens, twin._request = list(self._tokens), self._request
+        twin._absorbed, twin._queue = self._absorbed, list(self._queue)
+        twin._draw = make_proposer(self._request)
         return twin
 
     def close(self) -> None:
@@ -195,7 +198,8 @@ class DFlashSession:
         ids = self._tables.target_ids
         if ids is None:
             return logits
-        full = logits.new_full((logits.shape[0], self._model.spec.vocab_size), -torch.inf)
+        width = max(self._model.spec.vocab_size, self._tables.embed.shape[0])  # padded rows too
+        full = logits.new_full((logits.shape[0], width), -torch.inf)
         return full.index_copy(1, ids, logits)
 
     def _check_finite(self) -> None:

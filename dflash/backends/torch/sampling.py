@@ -2,25 +2,50 @@
 
 ``make_picker`` turns the sampling options into one callable before the loop. Temperature 0 is
 argmax with the lowest id on ties, never a limit of small temperatures. Above it: divide by T, cut
-to top-k, softmax, keep the nucleus (tokens whose mass *before* them is below top_p), then take the
-largest ``log p + gumbel`` (the Gumbel-max trick: an exact draw), with noise keyed by (seed, sample,
-output position) so that a token depends neither on the block it was verified in nor on the draft.
+to top-k, softmax, keep the nucleus (tokens whose mass *before* them is below top_p), drop what has
+less than min_p of the best one's probability. The match rule then takes the largest ``log p +
+gumbel`` (the Gumbel-max trick: an exact draw), with noise keyed by (seed, sample, output position)
+so that a token depends neither on the block it was verified in nor on the draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from itertools import accumulate
+from math import log
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from dflash.backends.torch.logprobs import unpack
+from dflash.core.logits import NOTHING_LEFT
 from dflash.core.noise import gumbel
-from dflash.core.types import Sampling
-from dflash.errors import WeightsError
+from dflash.core.types import Logprob, Sampling
+from dflash.errors import ConfigError, WeightsError
 
+Ids: TypeAlias = Tensor | Sequence[int]
 Picker: TypeAlias = Callable[[Tensor, int], Tensor]
-"""``(logits [n, V], output position of the first row) -> ids [n]``, -1 where not finite."""
+"""``(logits [n, V], output position of the first row) -> ids [n]``, negative as `flags` says."""
+
+BROKEN, EMPTY = -1, -2  # stand for a token where logits are not finite, or all forbidden
+
+
+class Decision(NamedTuple):
+    """What the device decided of a block, before anybody waited for it."""
+
+    tokens: Tensor  # [n + 1], negative as `flags` says
+    accepted: Tensor | None = None  # []; None = as far as the drafts equal ``tokens``
+    notes: Tensor | None = None  # [n + 1, 2 k + 1], as `logprobs.pack` made them
+
+
+class Ruling(NamedTuple):
+    """The same on the host."""
+
+    tokens: list[int]  # accepted + 1
+    accepted: int
+    notes: tuple[Logprob, ...] | None = None
 
 
 def make_picker(sampling: Sampling) -> Picker:
@@ -40,18 +65,29 @@ def make_picker(sampling: Sampling) -> Picker:
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """``[n, V] -> [n]``: argmax, lowest id on ties, -1 where the maximum is not finite."""
+    """``[n, V] -> [n]``: argmax, lowest id on ties, negative as `flags` says."""
     best, ids = logits.max(dim=-1)
     if logits.device.type == "mps":  # only there is the first of equal maxima not promised
         every = torch.arange(logits.shape[-1], device=logits.device)
         ids = torch.where(logits == best[:, None], every, logits.shape[-1]).amin(dim=-1)
-    return torch.where(best.isfinite(), ids, -1)
+    return flags(best, ids)
+
+
+def flags(best: Tensor, ids: Tensor) -> Tensor:
+    """``ids [n]``, but EMPTY where the largest logit ``best [n]`` is -inf, BROKEN where it is
+    infinite or NaN."""
+    return torch.where(best.isfinite(), ids, torch.where(best == -torch.inf, EMPTY, BROKEN))
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """``[n, V]``: what a token is drawn from; temperature is above 0."""
+    return log_probs(logits, sampling).softmax(dim=-1)
 
 
 def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """``[n, V]`` log-probabilities after temperature, top-k and top-p; -inf where cut.
+    """``[n, V]`` log-probabilities after temperature, top-k, top-p and min-p; -inf where cut.
 
-    Not renormalised after the nucleus cut (a constant a row, which no argmax sees).
+    Not renormalised after the cuts of top-p and min-p (a constant a row, which no argmax sees).
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
@@ -64,29 +100,76 @@ def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
         cut = mass.cumsum(dim=-1) - mass >= sampling.top_p
         cut[:, 0] = False  # the likeliest token stays, whatever rounding says
         scores = scores.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), -torch.inf)
+    if sampling.min_p > 0.0:
+        least = scores.amax(dim=-1, keepdim=True) + log(sampling.min_p)
+        scores = scores.masked_fill(scores < least, -torch.inf)
     return scores
 
 
-def settle(picked: Tensor, drafted: Tensor | Sequence[int]) -> tuple[list[int], int]:
-    """The match rule: ``(committed tokens, accepted)`` from the target's own token at each row.
+def settle(decision: Decision, drafted: Ids) -> Ruling:
+    """The tokens to commit of a block with ``drafted [n]``. Waits for the device once.
 
-    ``picked`` is ``[rows + 1]``, ``drafted`` ``[rows]``. Drafts are kept while they equal the
-    target's token; the first that does not is replaced by it. Waits for the device once.
-    Raises WeightsError if a token that counts came from non-finite logits.
+    By the match rule (no ``accepted``) drafts are kept while they equal the target's own token; the
+    first that does not is replaced by it. Raises WeightsError if a token that counts came from
+    logits that are not finite, ConfigError if the options had left none.
     """
-    rows = picked.shape[0] - 1
-    if isinstance(drafted, Tensor):
-        both = torch.cat([picked, drafted.to(picked)]).tolist()
-        own, drafts = both[: rows + 1], both[rows + 1 :]
+    parts = [decision.tokens]
+    if decision.accepted is not None:
+        parts.append(decision.accepted[None])
+    elif isinstance(drafted, Tensor):
+        parts.append(drafted.to(decision.tokens))
+    if decision.notes is not None:
+        parts.append(decision.notes.flatten())
+    own, *more = _fetch(parts)
+    notes = more.pop() if decision.notes is not None else []
+    if decision.accepted is None:
+        accepted = _agreeing(own, more[0] if more else on_host(drafted))
     else:
-        own, drafts = picked.tolist(), list(drafted)
+        accepted = more[0][0]
+    said = own[: accepted + 1]
+    _check(said)
+    if decision.notes is None:
+        return Ruling(said, accepted)
+    width = decision.notes.shape[1]
+    table = [notes[start : start + width] for start in range(0, len(notes), width)]
+    return Ruling(said, accepted, unpack(said, table))
+
+
+def _fetch(parts: Sequence[Tensor]) -> list[list[int]]:
+    """Several vectors in one transfer: the wait of a round."""
+    whole = (torch.cat(list(parts)) if len(parts) > 1 else parts[0]).tolist()
+    ends = list(accumulate(part.numel() for part in parts))
+    return [whole[end - part.numel() : end] for part, end in zip(parts, ends, strict=True)]
+
+
+def _agreeing(own: Sequence[int], drafts: Sequence[int]) -> int:
     accepted = 0
-    while accepted < rows and drafts[accepted] == own[accepted]:
+    while accepted < len(own) - 1 and drafts[accepted] == own[accepted]:
         accepted += 1
-    tokens = own[: accepted + 1]
+    return accepted
+
+
+def on_host(ids: Ids) -> list[int]:
+    """Token ids as plain integers. Waits where they are on a device."""
+    return ids.tolist() if isinstance(ids, Tensor) else list(ids)
+
+
+def to_host(rows: Tensor) -> Tensor:
+    """Rows in the host's memory. Waits where they are on a device."""
+    return rows.cpu()
+
+
+def to_numpy(rows: Tensor) -> NDArray[Any]:
+    """Rows as numpy, for options that are Python's. Waits where they are on a device."""
+    found: NDArray[Any] = to_host(rows).numpy()
+    return found
+
+
+def _check(tokens: Sequence[int]) -> None:
+    if min(tokens) == EMPTY:
+        raise ConfigError(NOTHING_LEFT)
     if min(tokens) < 0:
         raise WeightsError(
             "the target computed logits that are not finite. Its weights may be damaged, or its "
             "dtype too narrow: try --dtype float32 (or bfloat16 instead of float16)"
         )
-    return tokens, accepted

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from dflash.backends.torch.cache import PreallocatedCache, make_cache
 from dflash.backends.torch.features import Taps
+from dflash.backends.torch.judge import Judge, make_judge
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark, spans
-from dflash.backends.torch.sampling import Picker, make_picker, settle
-from dflash.core.types import Proposal, Request, Sampling, Verdict
+from dflash.backends.torch.sampling import settle
+from dflash.core.types import Proposal, Request, Verdict
 
 CHUNK = 512  # prompt rows per forward: bounds feature and activation memory
 
@@ -42,8 +43,8 @@ class TorchTargetSession:
         self._cache: PreallocatedCache = make_cache(model.config, capacity)
         self._forward = Forward(model)
         self._tokens: list[int] = []
-        self._prompt = 0  # length of the prompt: output positions count from here
-        self._pick: Picker = make_picker(Sampling())
+        self._request = Request((), 0)
+        self._judge: Judge = make_judge(self._request)
         self._verdict: Verdict[Tensor] | None = None
 
     def holds(self, prompt: Sequence[int], most: int) -> int:
@@ -62,18 +63,20 @@ class TorchTargetSession:
         prompt = list(request.prompt)
         assert 0 <= reuse < len(prompt), "at least the last prompt token is run"
         self._cache.rollback(reuse)
-        self._tokens, self._prompt = prompt[:reuse], len(prompt)
-        self._pick = make_picker(request.sampling)
+        self._tokens = prompt[:reuse]
+        self._request, self._judge = request, make_judge(request)
         for start in range(reuse, len(prompt), self._chunk):
             rows = prompt[start : start + self._chunk]
             last = start + len(rows) == len(prompt)
             logits, features = self._run(rows, keep=1)
             self._tokens += rows
-            tokens: list[int] = []
-            if last:
-                tokens, _ = settle(self._pick(logits, 0), ())
-                self._tokens += tokens
-            yield Verdict(tokens=tokens, rows=len(rows), features=features)
+            if not last:
+                yield Verdict(tokens=[], rows=len(rows), features=features)
+                continue
+            with torch.inference_mode():
+                ruling = settle(self._judge(logits, self._tokens, (), None), ())
+            self._say(ruling.tokens)
+            yield Verdict(ruling.tokens, rows=len(rows), features=features, notes=ruling.notes)
 
     def verify(self, proposal: Proposal[Tensor]) -> Verdict[Tensor]:
         """Judge anchor + proposal in one forward; waits for the device once.
@@ -82,7 +85,6 @@ class TorchTargetSession:
         """
         assert proposal.parents is None, "this target verifies chains"
         start = mark(self._forward.device)
-        position = len(self._tokens) - self._prompt
         drafted = proposal.tokens
         rows: Tensor | list[int] = [self._tokens[-1]]
         if isinstance(drafted, Tensor):
@@ -91,14 +93,18 @@ class TorchTargetSession:
         else:
             rows = [*rows, *drafted]
         logits, features = self._run(rows, keep=0)
-        picked, end = self._pick(logits, position), mark(self._forward.device)
-        tokens, accepted = settle(picked, drafted)
+        with torch.inference_mode():
+            decision = self._judge(logits, self._tokens, drafted, proposal.q)
+            end = mark(self._forward.device)
+            ruling = settle(decision, drafted)
+        rows_kept = ruling.accepted + 1
         self._verdict = Verdict(
-            tokens=tokens,
-            path=range(accepted),
+            tokens=ruling.tokens,
+            path=range(ruling.accepted),
             drafted=proposal.rows,
-            rows=accepted + 1,
-            features=None if features is None else features[: accepted + 1],
+            rows=rows_kept,
+            features=None if features is None else features[:rows_kept],
+            notes=ruling.notes,
             ns=spans(proposal.meta, proposal.rows, start, end),
         )
         return self._verdict
@@ -107,7 +113,7 @@ class TorchTargetSession:
         """Keep the first ``kept`` tokens of the last verdict, ``1 <= kept <= accepted + 1``."""
         assert self._verdict is not None, "commit follows verify"
         assert 1 <= kept <= len(self._verdict.tokens), f"kept {kept} is not in the verdict"
-        self._tokens += self._verdict.tokens[:kept]
+        self._say(self._verdict.tokens[:kept])
         self._verdict = None
         self._cache.rollback(len(self._tokens) - 1)
 
@@ -115,7 +121,8 @@ class TorchTargetSession:
         """An independent session with the same tokens and a copy of the cache."""
         twin = TorchTargetSession(self._model, self._taps.layers, 0, chunk=self._chunk)
         twin._cache = self._cache.copy()
-        twin._tokens, twin._prompt, twin._pick = list(self._tokens), self._prompt, self._pick
+        twin._tokens, twin._request = list(self._tokens), self._request
+        twin._judge = make_judge(self._request)
         return twin
 
     def close(self) -> None:
@@ -126,6 +133,12 @@ class TorchTargetSession:
     def bytes(self) -> int:
         """Bytes of keys and values allocated now."""
         return self._cache.bytes()
+
+    def _say(self, tokens: list[int]) -> None:
+        """Take in committed tokens."""
+        self._tokens += tokens
+        if self._request.grammar is not None:
+            self._request.grammar.commit(tokens)
 
     def _run(self, rows: Sequence[int] | Tensor, keep: int) -> tuple[Tensor, Tensor | None]:
         """One forward after the cached tokens: logits ``[n, V]`` and features ``[n, M*Ht]``."""
