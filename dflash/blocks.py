@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dflash.config import BlockSize
 from dflash.core import policy as policies
+from dflash.core.floor import Floor
 from dflash.core.profile import Profile
 from dflash.core.protocols import Pair, Policy
 
@@ -20,15 +21,21 @@ class Blocks:
     """The answer. Block sizes count the anchor."""
 
     policy: Policy
-    name: str  # off, fixed, adaptive
+    name: str  # off, fixed, floor, adaptive
     block_size: int | None  # None = chosen each round
     clamped_from: int | None = None
 
 
-def choose(asked: BlockSize, pair: Pair, profile: Profile | None = None) -> Blocks:
+def choose(
+    asked: BlockSize,
+    pair: Pair,
+    profile: Profile | None = None,
+    min_acceptance_rate: float | None = None,
+) -> Blocks:
     """The policy for ``asked`` on ``pair``; warns once when the draft's native size clamps it.
 
-    ``profile`` is what earlier requests of the pair taught about its costs.
+    ``profile`` is what earlier requests of the pair taught about its costs. A fixed block with a
+    ``min_acceptance_rate`` is given up while fewer of its drafts are accepted.
     """
     native = pair.draft_block_size
     if native is None:
@@ -46,4 +53,7 @@ def choose(asked: BlockSize, pair: Pair, profile: Profile | None = None) -> Bloc
     size = min(size, native)
     if size == 1:
         return Blocks(policies.Off(), "off", 1, clamped_from)
+    if min_acceptance_rate is not None:
+        floor = Floor(size, min_acceptance_rate, None if profile is None else profile.costs)
+        return Blocks(floor, "floor", size, clamped_from)
     return Blocks(policies.Fixed(size), "fixed", size, clamped_from)

@@ -30,6 +30,7 @@ DTYPES = {
     "auto": None,
 }
 NO_DRAFT = "none"
+DRAFT_TOKENS = 4  # of a block with a least acceptance rate, where no size was asked for
 NGRAM = "ngram"  # drafts by looking up what followed the same tokens before; "A+ngram" = both
 
 
@@ -101,6 +102,10 @@ class GenerateConfig:
                     None = the draft's own default
     draft_tokens    the same without the anchor; give one of the two
     ignore_eos      go on to max_tokens whatever the model says
+    strict_mode     keep a draft only where it equals the target's own sample; off: rejection
+                    sampling, which keeps more of them. Both lossless, and a seed implies the former
+    min_acceptance_rate  give the block up while fewer of its drafts are accepted, and probe;
+                    without a block size of its own, for one of 4 drafts. None = never give it up
     reuse           resume from an earlier request that begins with the same tokens
     """
 
@@ -115,6 +120,8 @@ class GenerateConfig:
     draft_tokens: int | None = None
     ignore_eos: bool = False
     reuse: bool = True
+    strict_mode: bool = False
+    min_acceptance_rate: float | None = None
 
     def __post_init__(self) -> None:
         """Normalise forms and refuse impossible values. Raises ConfigError."""
@@ -129,6 +136,7 @@ class GenerateConfig:
             raise ConfigError(f"temperature must be 0 or more, got {self.temperature!r}")
         if not _number(self.top_p) or not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
+        self._check_rate()
         if self.block_size != "auto":
             _at_least(1, "block_size", self.block_size, hint=' (1 = plain decoding, or "auto")')
         if self.block_size is not None and self.draft_tokens is not None:
@@ -137,10 +145,24 @@ class GenerateConfig:
                 "give one of the two"
             )
 
+    def _check_rate(self) -> None:
+        rate = self.min_acceptance_rate
+        if rate is not None and (not _number(rate) or not 0 <= rate <= 1):
+            raise ConfigError(f"min_acceptance_rate must lie between 0 and 1, got {rate!r}")
+        if rate is not None and self.block_size == "auto":
+            raise ConfigError(
+                'min_acceptance_rate is a rule for a fixed block, and block_size="auto" decides by '
+                "measured time: give one of the two"
+            )
+
     @property
     def block(self) -> BlockSize:
         """The block size asked for in either form; None = nothing was asked."""
-        return self.block_size if self.draft_tokens is None else self.draft_tokens + 1
+        if self.draft_tokens is not None:
+            return self.draft_tokens + 1
+        if self.block_size is None and self.min_acceptance_rate is not None:
+            return DRAFT_TOKENS + 1
+        return self.block_size
 
 
 class LoadOptions(TypedDict, total=False):
@@ -172,6 +194,8 @@ class GenerateOptions(TypedDict, total=False):
     draft_tokens: int | None
     ignore_eos: bool
     reuse: bool
+    strict_mode: bool
+    min_acceptance_rate: float | None
 
 
 C = TypeVar("C", LoadConfig, GenerateConfig)

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Self
 from dflash import blocks
 from dflash.config import GenerateConfig, LoadConfig, draft_names, from_options
 from dflash.core.decode import decode
+from dflash.core.policy import State
 from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
-from dflash.core.stats import Recorder
+from dflash.core.stats import Recorder, Stats
 from dflash.core.types import Request, Sampling, Step
 from dflash.errors import EngineClosed, PromptError
 from dflash.opening import open_pair, pair_names
@@ -116,7 +117,9 @@ class Engine:
         self._check_open()
         ids = self.encode(prompt, chat_template=chat_template, system=system)
         request = self._request(ids, config)
-        return self._chunks(request, blocks.choose(config.block, self.pair, self._profile), config)
+        rate = config.min_acceptance_rate
+        chosen = blocks.choose(config.block, self.pair, self._profile, rate)
+        return self._chunks(request, chosen, config)
 
     def encode(
         self, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
@@ -163,6 +166,7 @@ class Engine:
                 f"token id {beyond[0]} is outside the target's vocabulary of {self.pair.vocab_size}"
             )
         eos = frozenset() if config.ignore_eos else self.pair.eos_ids
+        seeded = config.seed is not None
         return Request(
             prompt=ids,
             max_tokens=min(config.max_tokens, room),
@@ -171,6 +175,7 @@ class Engine:
                 temperature=config.temperature,
                 top_k=config.top_k,
                 top_p=config.top_p,
+                rule="match" if config.strict_mode or seeded else "rejection",
                 seed=secrets.randbits(63) if config.seed is None else config.seed,
             ),
         )
@@ -194,9 +199,17 @@ class Engine:
                 if step.finish is not None:
                     break
                 if chunk.token_ids:  # a chunk of a long prompt brings none
-                    yield chunk
+                    yield replace(chunk, state=getattr(chosen.policy, "state", None))
         assert step.finish is not None, "the loop ends with a finish"
-        yield replace(chunk, finish_reason=step.finish.value, stats=recorder.stats())
+        stats, reason = self._measured(recorder.stats()), step.finish.value
+        yield replace(chunk, finish_reason=reason, stats=stats, state=State.DONE)
+
+    def _measured(self, stats: Stats) -> Stats:
+        """``stats`` with the speed against plain steps, as far as this pair's were timed."""
+        costs = self._profile.costs
+        if not stats.tokens_per_second or not costs.knows(0, 0):
+            return stats
+        return replace(stats, speedup=stats.tokens_per_second * costs.plain() / 1e9)
 
     @contextmanager
     def _leased(self, request: Request, fresh: bool) -> Iterator[Lease]:

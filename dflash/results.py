@@ -29,6 +29,7 @@ class Chunk:
     pieces: tuple[Piece, ...] = ()  # the same text, split by who made it
     finish_reason: str | None = None  # "stop" or "length"
     stats: Stats | None = None
+    state: str | None = None  # prefill, speculating, fallback, done; None = nothing to decide
 
 
 @dataclass(frozen=True, slots=True)

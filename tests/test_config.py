@@ -201,3 +201,20 @@ def test_a_drafts_name_may_have_ngram_in_it(given, meant, drafts):
 def test_ngram_beside_nothing_is_refused():
     with pytest.raises(ConfigError, match="look-up alone"):
         LoadConfig("target", "+ngram")
+
+
+# --- the simple rule -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, "0.3", True, float("nan")])
+def test_a_least_acceptance_rate_is_a_share(rate):
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        GenerateConfig(min_acceptance_rate=rate)
+
+
+def test_a_least_acceptance_rate_is_for_fixed_blocks():
+    with pytest.raises(ConfigError, match="fixed block"):
+        GenerateConfig(min_acceptance_rate=0.3, block_size="auto")
+    assert GenerateConfig(min_acceptance_rate=0.3).block == 5
+    assert GenerateConfig(min_acceptance_rate=0.3, block_size=3).block == 3
+    assert GenerateConfig(min_acceptance_rate=0.3, draft_tokens=6).block == 7

@@ -182,6 +182,9 @@ def test_without_a_seed_every_answer_is_drawn_anew(engine):
         ({"block_size": 16}, 16, "fixed"),
         ({"block_size": 1}, 1, "off"),
         ({"draft_tokens": 0}, 1, "off"),
+        ({"min_acceptance_rate": 0.0}, 5, "floor"),
+        ({"min_acceptance_rate": 0.0, "draft_tokens": 7}, 8, "floor"),
+        ({"min_acceptance_rate": 0.0, "block_size": 1}, 1, "off"),
     ],
 )
 def test_the_block_size_asked_for_is_the_one_played(engine, options, size, policy):
@@ -209,6 +212,26 @@ def test_auto_changes_no_id(engine):
         expected = plain.generate("hello", **options).token_ids
     for _ in range(3):  # every request knows more of the costs than the one before
         assert engine.generate("hello", block_size="auto", **options).token_ids == expected
+
+
+def test_a_block_under_the_floor_is_given_up_and_the_chunks_say_so():
+    with load("toy", "toy:script:0") as engine:
+        chunks = list(engine.stream("hello", max_tokens=60, min_acceptance_rate=0.3))
+        plain = engine.generate("hello", max_tokens=60, block_size=1)
+    states = [chunk.state for chunk in chunks]
+    assert states[0] == "prefill"
+    assert "speculating" in states and "fallback" in states
+    assert states[-1] == "done"
+    assert states.index("speculating") < states.index("fallback")
+    assert [i for chunk in chunks for i in chunk.token_ids] == list(plain.token_ids)
+    assert chunks[-1].stats.drafted < 40
+
+
+def test_the_speed_is_measured_against_plain_steps_where_there_were_any(engine):
+    assert engine.generate("hello", max_tokens=40, block_size=4).stats.speedup is None
+    stats = engine.generate("hello", max_tokens=40, min_acceptance_rate=0.1).stats
+    assert stats.speedup > 0
+    assert engine.generate("hello", max_tokens=40, block_size=4).stats.speedup > 0
 
 
 def test_a_draft_without_a_default_is_played_automatically():

@@ -77,13 +77,13 @@ def test_results_have_the_documented_fields() -> None:
         *("text", "token_ids", "finish_reason", "stats")
     ]
     assert list(dflash.Chunk.__dataclass_fields__) == [
-        *("text", "token_ids", "sources", "pieces", "finish_reason", "stats")
+        *("text", "token_ids", "sources", "pieces", "finish_reason", "stats", "state")
     ]
     assert list(dflash.Stats.__dataclass_fields__) == [
         *("prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
         *("mean_committed", "acceptance_rate", "acceptance_by_position", "histogram"),
         *("draft_seconds", "verify_seconds", "time_to_first_token", "tokens_per_second"),
-        *("block_size", "backend", "clamped_from", "policy", "by_draft"),
+        *("block_size", "backend", "clamped_from", "policy", "speedup", "by_draft"),
     ]
 
 
@@ -95,7 +95,8 @@ def test_options_have_the_documented_names() -> None:
     ]
     assert list(dflash.GenerateConfig.__dataclass_fields__) == [
         *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
-        *("block_size", "draft_tokens", "ignore_eos", "reuse"),
+        *("block_size", "draft_tokens", "ignore_eos", "reuse", "strict_mode"),
+        "min_acceptance_rate",
     ]
 
 

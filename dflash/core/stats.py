@@ -45,6 +45,7 @@ class Stats:
     backend: str
     clamped_from: int | None  # the block size asked for, when the draft's own is smaller
     policy: str
+    speedup: float | None = None  # tokens a second x measured time of a plain step; None = unknown
     by_draft: tuple[DraftShare, ...] = ()  # in the order of Plan.draft; () without a draft
 
     def to_json(self) -> dict[str, Any]:
