@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from dflash.backends.torch.dflash_session import DFlashSession
-from dflash.backends.torch.draft_load import make_tables, target_facts
+from dflash.backends.torch.draft_load import make_tables
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.target import TorchTargetSession
+from dflash.backends.torch.wrap import settle, window_of
 from dflash.config import GenerateConfig
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed, Off
 from dflash.core.types import Request, Sampling, Step
-from dflash.doctor.static import Choice, check_pair, insist
 from dflash.errors import PromptError
 
 if TYPE_CHECKING:
@@ -58,22 +58,16 @@ class Run:
 
     def __post_init__(self) -> None:
         """Move the draft to its target and check that the two belong together."""
-        if self.model.device != self.target.device:
-            self.model.to(self.target.device)
         if self.mask_token_id is not None:
             self.model = copy.copy(self.model)  # the weights are shared, the spec is not
             self.model.mask_token_id = self.mask_token_id
-        spec, name = self.model.spec, str(self.model.dtype).removeprefix("torch.")
-        choice = Choice(self.model.name, dtype=name, window=self.window)
-        facts = target_facts(self.target)
-        for message in insist(check_pair(spec, facts, choice), facts, choice):
+        for message in settle(self.model, self.target, self.model.name, self.window):
             warnings.warn(message, UserWarning, stacklevel=2)
 
     @property
     def window(self) -> int | None:
         """Context rows the draft keeps; None where that is no bound in this target's context."""
-        asked = self.model.sliding_window_size
-        return None if asked is None or asked >= self.target.context_length else asked
+        return window_of(self.model, self.target)
 
     def clamp(self, block_size: int) -> int:
         """``block_size``, at most the native one, with a warning where it was more."""

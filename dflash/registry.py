@@ -50,3 +50,6 @@ PROBES = Registry(
     },
 )
 """Backend name to what audits see of its pairs, see `dflash.verify.probe`."""
+
+WRAPPERS = Registry("model library", {"torch": "dflash.backends.torch.wrap:wrap_pair"})
+"""Library to a pair over a model that the user loaded with it."""

@@ -46,6 +46,7 @@ LAYERS = {
     "dflash.opening": 5,
     "dflash.engine": 6,
     "dflash.inspection": 6,
+    "dflash.speculative": 7,
     "dflash.train": 7,
     "dflash.verify": 7,
     "dflash.doctor.measured": 8,

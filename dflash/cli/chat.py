@@ -42,6 +42,9 @@ def chat(
     system: o.System = None,
     block_size: o.BlockSize = None,
     draft_tokens: o.DraftTokens = None,
+    min_acceptance_rate: o.MinAcceptanceRate = None,
+    strict_mode: o.Strict = False,
+    preset: o.Preset = None,
     show_drafts: o.ShowDrafts = False,
     debug: o.Debug = False,
 ) -> None:

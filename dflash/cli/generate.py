@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dflash.engine import Engine
     from dflash.results import Generation
 
+PLAIN = {"block_size": 1, "draft_tokens": None, "min_acceptance_rate": None}
 WARM_UP = 16  # tokens; the first rounds of a process pay for allocations and lazy loading
 
 
@@ -56,6 +57,9 @@ def generate(
     no_chat_template: o.NoChatTemplate = False,
     block_size: o.BlockSize = None,
     draft_tokens: o.DraftTokens = None,
+    min_acceptance_rate: o.MinAcceptanceRate = None,
+    strict_mode: o.Strict = False,
+    preset: o.Preset = None,
     show_drafts: o.ShowDrafts = False,
     compare: Annotated[
         bool,
@@ -117,10 +121,10 @@ class Job:
     def plain(self) -> Generation:
         """The same by plain decoding, in this process, from fresh sessions."""
         status("decoding the same plainly ...")
-        return self.quiet(block_size=1, draft_tokens=None, reuse=False)
+        return self.quiet(**PLAIN, reuse=False)
 
     def warm_up(self) -> None:
         """Both ways once, so that neither pays for first-time work."""
         few = min(WARM_UP, self.settings["max_tokens"])
         self.quiet(max_tokens=few, reuse=False)
-        self.quiet(max_tokens=few, reuse=False, block_size=1, draft_tokens=None)
+        self.quiet(max_tokens=few, reuse=False, **PLAIN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -122,6 +122,26 @@ BlockSize = Annotated[
 DraftTokens = Annotated[
     int | None, _text("--draft-tokens", metavar="K", help="The same without the anchor.")
 ]
+MinAcceptanceRate = Annotated[
+    float | None,
+    _text(
+        "--min-acceptance-rate",
+        metavar="RATE",
+        help="Give a fixed block (4 drafts if none is named) up while fewer are accepted.",
+    ),
+]
+Strict = Annotated[
+    bool,
+    _text("--strict", help="Keep a draft only where it is the target's own sample."),
+]
+Preset = Annotated[
+    str | None,
+    _text(
+        "--profile",
+        metavar="conservative|aggressive",
+        help="2 or 8 drafts, given up below 0.5 or 0.15 accepted; the former --strict.",
+    ),
+]
 ShowDrafts = Annotated[bool, _out("--show-drafts", help="Show which text the draft made.")]
 Json = Annotated[
     bool, _out("--json", callback=_flag("json"), is_eager=True, help="One JSON object instead.")
@@ -136,14 +156,37 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
     The flags come before DFLASH_BLOCK_SIZE, which comes before the draft's own default.
     """
+    given = _with_preset(given)
     names = [name for name in GenerateOptions.__annotations__ if name in given]
     options = {name: given[name] for name in names}
     size = given["block_size"]
     options["block_size"] = None if size is None else parse_block_size(size)
     if size is None and given["draft_tokens"] is None:
-        options["block_size"] = env.block_size()
+        options["block_size"] = _from_environment(given)
     from_options(GenerateConfig, options)  # before a minute of loading, not after
     return {**options, "chat_template": not given["no_chat_template"], "system": given["system"]}
+
+
+def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What ``--profile`` says, under what the other flags say. Raises UnknownName."""
+    if given.get("preset") is None:
+        return given
+    from dflash.speculative import SpeculativeConfig
+
+    preset = SpeculativeConfig.profile(given["preset"])
+    found = dict(given)
+    if given["block_size"] is None and given["draft_tokens"] is None:
+        found["draft_tokens"] = preset.draft_tokens_per_step
+    if given["min_acceptance_rate"] is None:
+        found["min_acceptance_rate"] = preset.min_acceptance_rate
+    found["strict_mode"] = given["strict_mode"] or preset.strict_mode
+    return found
+
+
+def _from_environment(given: Mapping[str, Any]) -> int | Literal["auto"] | None:
+    """DFLASH_BLOCK_SIZE; its "auto" gives way to a rule for fixed blocks that was asked for."""
+    size = env.block_size()
+    return None if size == "auto" and given.get("min_acceptance_rate") is not None else size
 
 
 def open_engine(given: Mapping[str, Any]) -> Engine:

@@ -8,7 +8,7 @@ from tests.conformance.entries import ENTRIES
 ENTRY_LISTS = {
     "entry": ENTRIES,
     "entry_with_strings": [entry for entry in ENTRIES if entry.strings],
-    "engine_entry": [entry for entry in ENTRIES if not entry.backends],
+    "engine_entry": [entry for entry in ENTRIES if entry.any_block],
 }
 
 

@@ -44,6 +44,7 @@ class Entry:
     chat: bool = False  # puts the text through the chat template
     strings: bool = True  # has stop strings
     backends: tuple[str, ...] = ()  # () = all
+    any_block: bool = False  # also "auto"
     seed: Callable[[int], int] = int  # the loop's seed for a call's
 
     def exists_on(self, backend: str) -> bool:
@@ -158,12 +159,40 @@ def facade_method(pair: Scripted, call: Call) -> Outcome:
     return _facade(pair, call, method=True)
 
 
+def speculative(pair: Scripted, call: Call) -> Outcome:
+    """``SpeculativeDecoder.generate``"""
+    from dflash.speculative import SpeculativeConfig, SpeculativeDecoder
+
+    config = SpeculativeConfig(max(1, int(call.block_size) - 1), min_acceptance_rate=0.3)
+    options = _options(call)
+    del options["block_size"]
+    with Engine(pair) as engine:
+        tokens = SpeculativeDecoder(engine, None, config).generate(call.text, **options)
+    return Outcome(None, tokens, None)
+
+
+def speculative_stream(pair: Scripted, call: Call) -> Outcome:
+    """``SpeculativeDecoder.stream``"""
+    from dflash.speculative import SpeculativeConfigBuilder, SpeculativeDecoder, State
+
+    config = SpeculativeConfigBuilder().draft_tokens_per_step(max(1, int(call.block_size) - 1))
+    options = _options(call)
+    del options["block_size"]
+    with Engine(pair) as engine:
+        decoder = SpeculativeDecoder(engine, None, config.min_acceptance_rate(0).build())
+        tokens = [token for some in decoder.stream(call.text, **options) for token in some]
+    assert decoder.state is State.DONE
+    return Outcome(None, tokens, None)
+
+
 TORCH: dict[str, Any] = {"backends": ("torch",), "strings": False, "seed": _torch_seed}
 ENTRIES = [
-    Entry("dflash.Engine.generate", generate),
-    Entry("dflash.Engine.stream", stream),
-    Entry("dflash generate", command_generate),
-    Entry("dflash chat", command_chat, chat=True),
+    Entry("dflash.Engine.generate", generate, any_block=True),
+    Entry("dflash.Engine.stream", stream, any_block=True),
+    Entry("dflash generate", command_generate, any_block=True),
+    Entry("dflash chat", command_chat, chat=True, any_block=True),
+    Entry("dflash.speculative.SpeculativeDecoder.generate", speculative),
+    Entry("dflash.speculative.SpeculativeDecoder.stream", speculative_stream),
     Entry("dflash.model.dflash_generate", facade_function, **TORCH),
     Entry("dflash.DFlashDraftModel.spec_generate", facade_method, **TORCH),
 ]

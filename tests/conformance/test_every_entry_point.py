@@ -19,6 +19,7 @@ FACADES = ("dflash.model", "dflash.model_mlx", "dflash.speculative", "dflash.lla
 NOT_ENTRIES = {
     "dflash.model.GenerationStats": "a result",
     "dflash.Generation": "a result",
+    "dflash.speculative.SpeculativeDecoder": "a class; its methods are listed",
     "dflash.GenerateConfig": "a config",
 }
 """Public names that sound like one and generate nothing."""
