@@ -19,8 +19,7 @@ from rich.progress import track
 import dflash
 from bench import record, sets
 from dflash.verify.compare import Comparison, outcomes
-from dflash.verify.gap import one_row_gap
-from dflash.verify.probe import probe_of
+from dflash.verify.gap import Judge
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = track(sets.mixed(flags.prompts), transient=True)
     settings = {"max_tokens": flags.tokens, "block_size": flags.block_size}
     with dflash.load(flags.target, flags.draft, threads=flags.threads, dtype="float32") as engine:
-        gap = one_row_gap(probe_of(engine.pair))
-        result = Comparison(tuple(outcomes(engine, prompts, settings, gap)))
+        result = Comparison(tuple(outcomes(engine, prompts, settings, Judge(engine).gap)))
     _print(result)
     out = flags.out or Path("runs/identical.json")
     record.write(out, {"conditions": before, **result.to_json()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,12 +109,10 @@ def _compare(
     engine: Engine, prompts: Sequence[Prompt], settings: Mapping[str, Any], *, aloud: bool
 ) -> Comparison:
     from dflash.verify.compare import Comparison, outcomes
-    from dflash.verify.gap import one_row_gap, sampling_of
-    from dflash.verify.probe import probe_of
+    from dflash.verify.gap import Judge
 
-    gap = one_row_gap(probe_of(engine.pair), sampling_of(settings))
     found = []
-    for outcome in outcomes(engine, prompts, settings, gap):
+    for outcome in outcomes(engine, prompts, settings, Judge(engine, settings).gap):
         found.append(outcome)
         if aloud:
             typer.echo(_line(outcome, engine))
@@ -124,14 +123,13 @@ def _sample(
     engine: Engine, prompt: Prompt, settings: Mapping[str, Any], samples: int
 ) -> list[Audit]:
     """Once with seeds, once without: two rules of acceptance."""
-    from dflash.verify.gap import sampling_of
-    from dflash.verify.probe import probe_of
-    from dflash.verify.sampling import audit, drawn_by, exact_by
+    from dflash.verify.gap import Judge
+    from dflash.verify.sampling import audit, drawn_by
 
     apart = dict(settings)
     template = {name: apart.pop(name) for name in ("chat_template", "system")}
     ids = engine.encode(prompt.text, **template)
-    exact = exact_by(probe_of(engine.pair), ids, sampling_of(settings))
+    exact = partial(Judge(engine, settings).exact, ids)
     audits = []
     for name, seed in (("seeded", settings["seed"]), ("unseeded", None)):
         status(f"drawing {samples} {name} samples at temperature {settings['temperature']} ...")

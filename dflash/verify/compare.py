@@ -5,16 +5,18 @@ Equal means: the same ids, the same number of them, the same finish reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 from dflash.engine import Engine
 from dflash.results import Generation
-from dflash.verify.gap import Gap
 
 ENDED = -1  # stands for a token where a text had ended
 LOSSLESS, LOSSY = "lossless", "real differences"
+
+Gap = Callable[[Sequence[int], Sequence[int], int, int], tuple[float | None, float]]
+"""(prompt, output so far, token, token) -> (gap, widest gap that is a tie), see `gap.Judge`."""
 
 
 class Named(Protocol):
@@ -166,5 +168,5 @@ def _judge(
     )
     if ENDED in (one, two):
         return Difference(place, one, two, None, 0.0)
-    width, limit = gap([*prompt, *plain.token_ids[:place]], place, one, two)
+    width, limit = gap(prompt, plain.token_ids[:place], one, two)
     return Difference(place, one, two, width, limit)

@@ -3,25 +3,31 @@
 The number of rows of a pass changes the last bits of a sum, so two tokens whose logits are closer
 than that may change places. In float32 two logits within 1e-3 are a tie; in narrower formats four
 steps of the format at that size are. Anything wider is a real difference.
+
+Options are applied by their one definition, `dflash.core.logits`, whatever the backend does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from math import frexp
+from collections.abc import Mapping, Sequence
+from math import frexp, isfinite
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash.config import GenerateConfig, from_options
+from dflash.core.accept import distribution
+from dflash.core.logits import process
 from dflash.core.noise import gumbel
-from dflash.core.types import Sampling
-from dflash.verify.probe import Probe
+from dflash.core.types import Request
+from dflash.engine import Engine
+from dflash.verify.probe import probe_of
 
 TIE = 1e-3  # float32
 STEPS = 4  # of a narrower format
 SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
-
-Gap = Callable[[Sequence[int], int, int, int], tuple[float, float]]
-"""(prompt and output so far, output position, token, token) -> (gap, widest gap that is a tie)."""
+NOT_SAMPLING = ("chat_template", "system")  # keywords of a prompt
 
 
 def tolerance(dtype: str, size: float) -> float:
@@ -33,26 +39,43 @@ def tolerance(dtype: str, size: float) -> float:
     return max(TIE, STEPS * step)
 
 
-def sampling_of(settings: Mapping[str, Any]) -> Sampling:
-    """The part of an engine's keywords that says how a token is chosen."""
-    known = {field.name for field in fields(Sampling)} & set(settings)
-    return Sampling(**{name: settings[name] for name in known if settings[name] is not None})
+class Judge:
+    """The target of ``engine`` under one request's options, a place of the output at a time."""
 
+    def __init__(self, engine: Engine, settings: Mapping[str, Any] | None = None) -> None:
+        """``settings`` are the keywords of ``Engine.generate`` that the texts were made with."""
+        options = {k: v for k, v in (settings or {}).items() if k not in NOT_SAMPLING}
+        self._engine, self._probe = engine, probe_of(engine.pair)
+        self._config = from_options(GenerateConfig, options)
 
-def one_row_gap(probe: Probe, sampling: Sampling | None = None) -> Gap:
-    """The judge over ``probe``: distance of two logits, with a seeded request's noise on them.
+    def gap(
+        self, prompt: Sequence[int], output: Sequence[int], one: int, other: int
+    ) -> tuple[float | None, float]:
+        """Distance of two tokens' logits after ``output``, and the widest one that is a tie.
 
-    Noise is in units of logits / temperature, so it is scaled back: the gap is always in logits.
-    """
-    warmth = sampling.temperature if sampling else 0.0
-
-    def gap(prefix: Sequence[int], position: int, one: int, other: int) -> tuple[float, float]:
-        row = probe.logits(prefix)
-        limit = tolerance(probe.dtype, max(abs(row[one]), abs(row[other])))
+        With a seed above temperature 0 the noise is part of the choice; it is in units of logits /
+        temperature and scaled back. None = one of the two is forbidden there.
+        """
+        raw, row, request = self._rows(prompt, output)
+        limit = tolerance(self._probe.dtype, max(abs(raw[one]), abs(raw[other])))
         width = float(row[one]) - float(row[other])
-        if sampling is not None and warmth > 0:
-            noise = gumbel(sampling.seed, sampling.sample, position, row.size)
-            width += warmth * (float(noise[one]) - float(noise[other]))
-        return abs(width), limit
+        sampling = request.sampling
+        if sampling.temperature > 0:
+            noise = gumbel(sampling.seed, sampling.sample, len(output), row.size)
+            width += sampling.temperature * (float(noise[one]) - float(noise[other]))
+        return (abs(width) if isfinite(width) else None), limit
 
-    return gap
+    def exact(self, prompt: Sequence[int], output: Sequence[int]) -> NDArray[np.float64]:
+        """The target's own probabilities [V] after ``output``."""
+        _, row, request = self._rows(prompt, output)
+        return distribution(row, request.sampling)
+
+    def _rows(
+        self, prompt: Sequence[int], output: Sequence[int]
+    ) -> tuple[NDArray[Any], NDArray[Any], Request]:
+        """Logits [V] as the target has them and after all options, and the request."""
+        request = self._engine._request(list(prompt), self._config)
+        if request.grammar is not None:
+            request.grammar.commit(output)
+        raw = self._probe.logits([*prompt, *output])
+        return raw, process(raw, request, output), request

@@ -15,11 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.core.accept import distribution
-from dflash.core.types import Sampling
 from dflash.engine import Engine
 from dflash.verify.chi_square import Fit, fit
-from dflash.verify.probe import Probe
 
 ENOUGH = 50  # draws after one prefix; fewer say nothing
 DEPTH = 3  # output positions that are judged
@@ -110,8 +107,3 @@ def drawn_by(engine: Engine, prompt: Sequence[int], settings: Mapping[str, Any])
         return tokens
 
     return draw
-
-
-def exact_by(probe: Probe, prompt: Sequence[int], sampling: Sampling) -> Exact:
-    """The target's own probabilities after ``prompt`` and some output."""
-    return lambda output: distribution(probe.logits([*prompt, *output]), sampling)

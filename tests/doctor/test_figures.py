@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import dflash
+from dflash.backends.toy import ToyModel, ToyPair
+from dflash.core.types import Plan, Step, Verdict
 from dflash.doctor.measured import RIVALS, cost, examine
-from dflash.doctor.measured.acceptance import Acceptance, measure
+from dflash.doctor.measured.acceptance import Acceptance, added_up, measure
 from dflash.doctor.measured.causality import other_causality
 from dflash.doctor.measured.cost import Block, Cost, even_chance, expected
 from dflash.doctor.measured.mask import other_masks
@@ -24,27 +26,37 @@ from tests.cli.running import run
 
 def counted(*histogram: int) -> Acceptance:
     """Rounds that all judged as many drafts as the histogram has room for."""
-    rounds, deep = sum(histogram), len(histogram) - 1
-    kept = sum(i * n for i, n in enumerate(histogram))
-    survival = tuple(sum(histogram[i:]) / rounds for i in range(1, deep + 1))
-    return Acceptance(1, rounds, rounds * deep, kept, kept + rounds, histogram, survival)
+    kept = [i for i, n in enumerate(histogram) for _ in range(n)]
+    return added_up([round_of(len(histogram) - 1, k) for k in kept])
+
+
+def round_of(drafted: int, kept: int) -> Step:
+    verdict: Verdict[Any] = Verdict([0] * (kept + 1), range(kept), drafted)
+    return Step(verdict.tokens, Plan(0, drafted, drafted), drafted, verdict, 1)
 
 
 def test_a_ratio_and_a_length_are_told_apart() -> None:
-    with dflash.load("toy", "toy:script:3") as engine:
-        prompts = [engine.encode(text) for text in ("One?", "Two?")]
-        found = measure(engine, prompts, 62)
-    assert found.mean_committed == pytest.approx(4.0, abs=0.2)
-    assert found.rate == pytest.approx(3 / 15, abs=0.02)
-    assert found.survival[:4] == pytest.approx((1.0, 1.0, 1.0, 0.0), abs=0.1)
+    endless = ToyModel(eos_ids=frozenset())
+    pair = ToyPair(endless, draft_name="toy:script:3", script=[3])
+    found = measure(pair, [[1, 2, 3], [4]], 61)
+    assert found.mean_committed == 4.0, "tokens per round"
+    assert found.rate == 3 / 15, "accepted of drafted"
+    assert found.survival[:4] == (1.0, 1.0, 1.0, 0.0)
+    assert (found.rounds, found.committed, found.accepted) == (30, 120, 90)
 
 
 def test_conditional_chances_multiply_to_survival() -> None:
     found = counted(40, 30, 20, 10)
-    assert found.survival == (0.6, 0.3, 0.1)
     assert found.conditional == pytest.approx((0.6, 0.5, 1 / 3))
-    assert found.mean_committed == 1 + sum(found.survival)
+    assert found.survival == pytest.approx((0.6, 0.3, 0.1))
+    assert found.mean_committed == pytest.approx(1 + sum(found.survival))
     assert counted(10, 0, 0).conditional == (0.0, 0.0), "nothing after nothing"
+
+
+def test_short_rounds_do_not_count_against_places_they_never_reached() -> None:
+    found = added_up([round_of(1, 1), round_of(1, 1), round_of(3, 2), round_of(3, 3)])
+    assert found.conditional == (1.0, 1.0, 0.5)
+    assert found.histogram == (0, 2, 1, 1)
 
 
 def test_better_means_by_more_than_chance_and_by_enough() -> None:
@@ -53,8 +65,8 @@ def test_better_means_by_more_than_chance_and_by_enough() -> None:
     assert not poor.clearly_above(good)
     assert not poor.clearly_above(poor)
     assert not counted(1, 1, 1).clearly_above(counted(2, 1, 0)), "three rounds prove nothing"
-    many = counted(78_000, 17_000, 5000)
-    assert not many.clearly_above(counted(80_000, 15_000, 5000)), "certain, and not worth a word"
+    many = counted(7800, 1700, 500)
+    assert not many.clearly_above(counted(8000, 1500, 500)), "certain, and not worth a word"
 
 
 def test_break_even_is_the_chance_that_pays_for_the_block() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,8 +13,7 @@ from dflash.backends.toy import ToyModel, ToyPair
 from dflash.engine import Engine
 from dflash.verify import gap as gaps
 from dflash.verify.compare import ENDED, Comparison, Difference, Outcome, first_difference, outcomes
-from dflash.verify.gap import one_row_gap, sampling_of, tolerance
-from dflash.verify.probe import Probe, probe_of
+from dflash.verify.gap import Judge, tolerance
 from dflash.verify.prompts import MIXED, Prompt
 
 SHORT = MIXED[:4]
@@ -26,7 +25,7 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def never(prefix: Sequence[int], position: int, one: int, other: int) -> tuple[float, float]:
+def never(prompt: object, output: object, one: int, other: int) -> tuple[float, float]:
     raise AssertionError("there is nothing to judge")
 
 
@@ -90,8 +89,9 @@ def audit(nudge: float) -> Comparison:
     plain = Nudged(words=False, nudge=0.0)
     pair = Changing(plain, "toy:oracle", other=replace(plain, nudge=nudge))
     with Engine(pair) as engine:
-        gap = one_row_gap(probe_of(engine.pair))
-        return Comparison(tuple(outcomes(engine, SHORT, {"max_tokens": 40, "block_size": 4}, gap)))
+        settings = {"max_tokens": 40, "block_size": 4}
+        gap = Judge(engine, settings).gap
+        return Comparison(tuple(outcomes(engine, SHORT, settings, gap)))
 
 
 def test_close_logits_that_change_places_are_ties() -> None:
@@ -118,8 +118,8 @@ class Lossy(ToyModel):
 def test_a_lossy_pair_is_caught() -> None:
     pair = Changing(ToyModel(words=False), "toy:oracle", other=Lossy(words=False))
     with Engine(pair) as engine:
-        gap = one_row_gap(probe_of(engine.pair))
         settings = {"max_tokens": 40, "block_size": 4}
+        gap = Judge(engine, settings).gap
         found = Comparison(tuple(outcomes(engine, SHORT, settings, gap)))
     assert found.count("real") > 0
     assert found.verdict == "real differences"
@@ -149,14 +149,20 @@ def test_a_tie_is_a_thousandth_in_float32_and_four_steps_in_narrower_formats() -
 
 
 def test_above_temperature_zero_the_gap_is_that_of_the_noisy_logits(engine: Engine) -> None:
-    settings = {"temperature": 0.7, "seed": 5, "max_tokens": 9}
-    probe: Probe = probe_of(engine.pair)
+    settings = {"temperature": 0.7, "seed": 5}
     prompt = [1, 2, 3]
-    sampling = sampling_of(settings)
-    (own,) = engine.generate(prompt, **{**settings, "max_tokens": 1}).token_ids
-    judged = [one_row_gap(probe, sampling)(prompt, 0, own, t)[0] for t in range(20) if t != own]
-    assert min(judged) > 0
-    assert judged != [one_row_gap(probe)(prompt, 0, own, t)[0] for t in range(20) if t != own]
+    (own,) = engine.generate(prompt, max_tokens=1, **settings).token_ids
+    others = [token for token in range(20) if token != own]
+    noisy = [Judge(engine, settings).gap(prompt, (), own, token)[0] for token in others]
+    assert all(gap is not None and gap > 0 for gap in noisy)
+    assert noisy != [Judge(engine).gap(prompt, (), own, token)[0] for token in others]
+
+
+def test_the_judge_knows_the_options_of_the_texts(engine: Engine) -> None:
+    judge = Judge(engine, {"temperature": 0.5, "top_k": 3})
+    p = judge.exact([1, 2, 3], [4])
+    assert (p > 0).sum() == 3
+    assert p.sum() == pytest.approx(1)
 
 
 def test_the_mixed_set_is_mixed_and_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from dflash.backends.toy import ToyModel, ToyPair
 from dflash.core import accept
 from dflash.core.types import Request, Sampling
 from dflash.engine import Engine
-from dflash.verify.probe import probe_of
-from dflash.verify.sampling import DEPTH, Audit, audit, drawn_by, exact_by
+from dflash.verify.gap import Judge
+from dflash.verify.sampling import DEPTH, Audit, audit, drawn_by
 
 Floats = NDArray[np.float64]
 Rule = Callable[[Sequence[int], Floats, Floats, Sequence[float]], tuple[int, Floats]]
@@ -130,8 +130,7 @@ def test_samples_of_the_engine_pass(
     monkeypatch.setattr("dflash.engine.secrets.randbits", lambda bits: next(fixed))
     settings = {"temperature": 0.8, "top_k": 8, "seed": seed, "block_size": 4}
     with engine(script=script) as running:
-        sampling = Sampling(temperature=0.8, top_k=8)
-        exact = exact_by(probe_of(running.pair), PROMPT, sampling)
+        exact = partial(Judge(running, settings).exact, PROMPT)
         found = audit("engine", drawn_by(running, PROMPT, settings), exact, 1500)
     assert found.passed
     assert found.positions[0].draws == 1500
@@ -141,7 +140,7 @@ def test_samples_of_the_engine_pass(
 def test_samples_of_a_slightly_other_model_are_rejected() -> None:
     settings = {"temperature": 1.0, "seed": 0, "block_size": 4}
     with engine(Tilted(VOCAB, frozenset(), words=False)) as running:
-        exact = exact_by(probe_of(engine().pair), PROMPT, Sampling(temperature=1.0))
+        exact = partial(Judge(engine(), settings).exact, PROMPT)
         found = audit("engine", drawn_by(running, PROMPT, settings), exact, 2000)
     assert not found.passed
 

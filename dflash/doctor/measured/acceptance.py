@@ -1,32 +1,34 @@
 """How far the target goes along with a draft, over some texts.
 
-Counts first. Survival at place i is unconditional: rounds that kept i drafts or more. The chance
-given that the one before was kept stands beside it, and both ratios that are mixed up in reports:
-accepted of drafted, and tokens committed per pass.
+Counts first. Both ratios that are mixed up in reports stand side by side, accepted of drafted and
+tokens committed per pass; and by place, the share of rounds that got so far and the chance once the
+one before was kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from math import sqrt
+from operator import mul
 from typing import Any
 
-from dflash.core.stats import Stats
-from dflash.engine import Engine
+from dflash.core.protocols import Pair
+from dflash.core.types import Step
+from dflash.doctor.measured.rounds import rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """Rounds of several texts, added up."""
 
-    texts: int
     rounds: int
     drafted: int
     accepted: int
     committed: int
     histogram: tuple[int, ...]  # [a]: rounds that kept a drafts
-    survival: tuple[float, ...]  # [i]: kept at draft i+1 / rounds that judged it
+    conditional: tuple[float, ...]  # [i]: chance of draft i+1 once the one before was kept
 
     @property
     def mean_committed(self) -> float:
@@ -39,10 +41,9 @@ class Acceptance:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
-    def conditional(self) -> tuple[float, ...]:
-        """[i]: chance of draft i+1 once the one before was kept."""
-        before = (1.0, *self.survival)
-        return tuple(s / b if b else 0.0 for s, b in zip(self.survival, before, strict=False))
+    def survival(self) -> tuple[float, ...]:
+        """[i]: chance that draft i+1 is kept, whatever the ones before do."""
+        return tuple(accumulate(self.conditional, mul))
 
     def clearly_above(self, other: Acceptance, margin: float = 1.1) -> bool:
         """Better by more than chance (three standard errors) and by enough to matter."""
@@ -53,7 +54,7 @@ class Acceptance:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the ratios included."""
-        ratios = ("mean_committed", "rate", "conditional")
+        ratios = ("mean_committed", "rate", "survival")
         return {**asdict(self), **{name: getattr(self, name) for name in ratios}}
 
     def _kept(self) -> float:
@@ -64,37 +65,28 @@ class Acceptance:
         return sum(n * (i - mean) ** 2 for i, n in enumerate(self.histogram)) / max(1, self.rounds)
 
 
-def measure(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> Acceptance:
+def measure(pair: Pair, prompts: Iterable[Sequence[int]], tokens: int) -> Acceptance:
     """Greedy texts of ``tokens`` at the draft's native block size.
 
-    Raises WeightsError when target or draft computes what is not finite.
+    Raises PromptError, and WeightsError when target or draft computes what is not finite.
     """
-    block = engine.pair.draft_block_size
-    texts = [
-        engine.generate(list(ids), max_tokens=tokens, block_size=block, reuse=False).stats
-        for ids in prompts
-    ]
-    return added_up(texts)
+    block = pair.draft_block_size or 1
+    return added_up([step for ids in prompts for step in rounds(pair, ids, tokens, block)])
 
 
-def added_up(texts: Sequence[Stats]) -> Acceptance:
-    """The sums of several texts; places are weighted by rounds."""
-    depth = max((len(t.histogram) for t in texts), default=1)
-    places = max((len(t.acceptance_by_position) for t in texts), default=0)
-    rounds = sum(t.rounds for t in texts)
+def added_up(steps: Sequence[Step]) -> Acceptance:
+    """The counts of ``steps``; a round judges a place if it drafted so far."""
+    kept = [step.accepted for step in steps]
+    deep = [step.verdict.drafted for step in steps]
+    depth = max(deep, default=0)
+    tried = [sum(k >= i < d for k, d in zip(kept, deep, strict=True)) for i in range(depth)]
     return Acceptance(
-        texts=len(texts),
-        rounds=rounds,
-        drafted=sum(t.drafted for t in texts),
-        accepted=sum(t.accepted for t in texts),
-        committed=sum(round(t.mean_committed * t.rounds) for t in texts),
-        histogram=tuple(sum(_at(t.histogram, a) for t in texts) for a in range(depth)),
-        survival=tuple(
-            sum(t.rounds * _at(t.acceptance_by_position, i) for t in texts) / max(1, rounds)
-            for i in range(places)
+        rounds=len(steps),
+        drafted=sum(deep),
+        accepted=sum(kept),
+        committed=sum(len(step.tokens) for step in steps),
+        histogram=tuple(kept.count(a) for a in range(depth + 1)),
+        conditional=tuple(
+            sum(k > i for k in kept) / tried[i] if tried[i] else 0.0 for i in range(depth)
         ),
     )
-
-
-def _at(values: Sequence[float], place: int) -> Any:
-    return values[place] if place < len(values) else 0

@@ -7,18 +7,15 @@ machine that slows down slows all of them. Medians; the first round of each run 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from statistics import median
 from typing import Any, Self
 
-from dflash.core.decode import decode
-from dflash.core.policy import Fixed
 from dflash.core.protocols import DraftSession, Pair
 from dflash.core.types import Outlook, Plan, Proposal, Request, Verdict
+from dflash.doctor.measured.rounds import rounds
 
 SIZES = (1, 2, 4, 6, 8, 12, 16)  # blocks that are timed, as far as the draft goes
 RUNS, ROUNDS = 3, 4  # per size; of each run the first round is left out
@@ -98,14 +95,15 @@ def measure(pair: Pair, prompt: Sequence[int], survival: Sequence[float]) -> Cos
     real: dict[int, list[int]] = {size: [] for size in sizes if size > 1}
     for _ in range(RUNS):
         for size in sizes:
-            free[size] += _rounds(pair, prompt, size, [Blank(native)])
+            free[size] += _times(pair, prompt, size, [Blank(native)])
         for size in real:
-            real[size] += _rounds(pair, prompt, size, pair.open_drafts(_capacity(prompt, size)))
+            real[size] += _times(pair, prompt, size)
+    free = {size: times for size, times in free.items() if times}
     plain = median(free[1])
     return Cost(
         tuple(
-            _block(size, median(free[size]), median(real.get(size, free[size])), plain, survival)
-            for size in sorted(sizes)
+            _block(size, median(free[size]), median(real.get(size) or free[size]), plain, survival)
+            for size in sorted(free)
         )
     )
 
@@ -122,26 +120,12 @@ def _block(
     )
 
 
-def _capacity(prompt: Sequence[int], size: int) -> int:
-    return len(prompt) + 1 + size * (ROUNDS + 1)
-
-
-def _rounds(
-    pair: Pair, prompt: Sequence[int], size: int, drafts: Iterable[DraftSession[Any]]
+def _times(
+    pair: Pair, prompt: Sequence[int], size: int, drafts: Sequence[DraftSession[Any]] | None = None
 ) -> Iterator[int]:
-    """Nanoseconds of full rounds at one block size."""
-    capacity = _capacity(prompt, size)
-    request = Request(list(prompt), max_tokens=capacity - len(prompt))
-    sessions = list(drafts)
-    with closing(pair.open_target(capacity)) as target:
-        steps = decode(request, target, sessions, Fixed(size), time.perf_counter_ns)
-        for step in steps:
-            if step.verdict.tokens:
-                break  # the prompt is done
-        next(steps, None)  # the first round pays for what is done once
-        yield from (step.ns for step in islice(steps, ROUNDS - 1) if step.rows == size - 1)
-    for session in sessions:
-        session.close()
+    """Nanoseconds of full rounds at one block size, but for the first, which pays for more."""
+    steps = rounds(pair, prompt, 1 + size * ROUNDS, size, drafts)
+    yield from (step.ns for step in islice(steps, 1, ROUNDS) if step.rows == size - 1)
 
 
 class Blank:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from dflash.engine import Engine
 from dflash.verify.probe import Probe
 
 FEW = 4  # prompts on which a rival is tried
-SHORT = 32  # tokens of each
+SHORT = 24  # tokens of each
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class Patient:
 
     def under(self, **changes: Any) -> Acceptance:
         """The same weights on the same few prompts under a changed spec."""
-        with Engine(self.probe.variant(**changes)) as engine:
-            return measure(engine, self.prompts[:FEW], self.short)
+        with closing(self.probe.variant(**changes)) as pair:
+            return measure(pair, self.prompts[:FEW], self.short)
 
 
 def admit(engine: Engine, probe: Probe, texts: Sequence[str], tokens: int) -> Patient:
     """Measure the pair as it stands. Raises PromptError, WeightsError."""
     prompts = [engine.encode(text) for text in texts]
-    whole, short = measure(engine, prompts, tokens), min(SHORT, tokens)
+    whole, short = measure(engine.pair, prompts, tokens), min(SHORT, tokens)
     same = len(prompts) <= FEW and short == tokens
-    brief = whole if same else measure(engine, prompts[:FEW], short)
+    brief = whole if same else measure(engine.pair, prompts[:FEW], short)
     return Patient(engine, probe, texts, prompts, whole, brief, short)

@@ -24,7 +24,7 @@ def check_thinking(patient: Patient) -> Iterator[Finding]:
         prompts = [_rendered(patient, text, value) for text in patient.texts[:FEW]]
         if prompts == list(patient.prompts[:FEW]):
             continue  # the default is this position
-        found = measure(patient.engine, prompts, patient.short)
+        found = measure(patient.engine.pair, prompts, patient.short)
         if found.clearly_above(patient.brief):
             word = "on" if value else "off"
             yield Finding(
