@@ -8,15 +8,38 @@ Block sizes count the anchor: ``block_size`` = 1 anchor + K drafted; ``draft_tok
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, TypeVar
 
+from dflash.checks import at_least, set_fields, token_ids
 from dflash.errors import ConfigError
+from dflash.generate_config import (
+    BlockSize,
+    GenerateConfig,
+    GenerateOptions,
+    parse_block_size,
+)
 
-BlockSize = int | Literal["auto"] | None
+__all__ = [
+    "DTYPES",
+    "NGRAM",
+    "NO_DRAFT",
+    "BlockSize",
+    "GenerateConfig",
+    "GenerateOptions",
+    "LoadConfig",
+    "LoadOptions",
+    "draft_names",
+    "from_options",
+    "join_draft",
+    "parse_block_size",
+    "parse_taps",
+    "split_draft",
+    "token_ids",
+]
 
 DTYPES = {
     "float32": "float32",
@@ -30,7 +53,6 @@ DTYPES = {
     "auto": None,
 }
 NO_DRAFT = "none"
-DRAFT_TOKENS = 4  # of a block with a least acceptance rate, where no size was asked for
 NGRAM = "ngram"  # drafts by looking up what followed the same tokens before; "A+ngram" = both
 
 
@@ -74,9 +96,11 @@ class LoadConfig:
         draft = None if self.draft is None else _path("draft", self.draft)
         if draft == "":
             raise ConfigError('draft is empty: give a folder or a hub id, or "none" for no draft')
-        _set(self, target=target, draft=None if draft is None else join_draft(*split_draft(draft)))
-        _set(self, dtype=_dtype("dtype", self.dtype))
-        _set(self, draft_dtype=_dtype("draft_dtype", self.draft_dtype))
+        set_fields(
+            self, target=target, draft=None if draft is None else join_draft(*split_draft(draft))
+        )
+        set_fields(self, dtype=_dtype("dtype", self.dtype))
+        set_fields(self, draft_dtype=_dtype("draft_dtype", self.draft_dtype))
         if self.draft_dtype == "float16":
             raise ConfigError(
                 "a draft cannot run in float16: its residual stream overflows and nothing would "
@@ -84,85 +108,9 @@ class LoadConfig:
             )
         if not isinstance(self.backend, str) or not self.backend:
             raise ConfigError(f"backend must be a name or 'auto', got {self.backend!r}")
-        _at_least(1, "draft_sliding_window_size", self.draft_sliding_window_size)
-        _at_least(1, "threads", self.threads)
-        _set(self, taps=_taps(self.taps))
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateConfig:
-    """How one text is to be generated. temperature 0 is argmax, the lowest id winning ties.
-
-    max_tokens      new tokens at most; clipped to the room the context leaves
-    top_k, top_p    0 and 1.0 = off
-    seed            None = fresh randomness each time (matters only above temperature 0)
-    stop            strings that end the text (left out of it)
-    stop_token_ids  ids that end it: an int, or any list, tuple, set, array or tensor of them
-    block_size      anchor included; 1 = plain decoding; "auto" = chosen while running;
-                    None = the draft's own default
-    draft_tokens    the same without the anchor; give one of the two
-    ignore_eos      go on to max_tokens whatever the model says
-    strict_mode     keep a draft only where it equals the target's own sample; off: rejection
-                    sampling, which keeps more of them. Both lossless, and a seed implies the former
-    min_acceptance_rate  give the block up while fewer of its drafts are accepted, and probe;
-                    without a block size of its own, for one of 4 drafts. None = never give it up
-    reuse           resume from an earlier request that begins with the same tokens
-    """
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    block_size: BlockSize = None
-    draft_tokens: int | None = None
-    ignore_eos: bool = False
-    reuse: bool = True
-    strict_mode: bool = False
-    min_acceptance_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        """Normalise forms and refuse impossible values. Raises ConfigError."""
-        _set(self, stop=_strings(self.stop), stop_token_ids=token_ids(self.stop_token_ids))
-        _at_least(0, "max_tokens", self.max_tokens, required=True)
-        _at_least(0, "top_k", self.top_k, required=True)
-        _at_least(0, "draft_tokens", self.draft_tokens)
-        _at_least(0, "seed", self.seed)
-        if self.seed is not None and self.seed >= 2**64:
-            raise ConfigError(f"seed must be below 2**64, got {self.seed}")
-        if not _number(self.temperature) or not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature must be 0 or more, got {self.temperature!r}")
-        if not _number(self.top_p) or not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
-        self._check_rate()
-        if self.block_size != "auto":
-            _at_least(1, "block_size", self.block_size, hint=' (1 = plain decoding, or "auto")')
-        if self.block_size is not None and self.draft_tokens is not None:
-            raise ConfigError(
-                "block_size and draft_tokens say the same thing (block_size = draft_tokens + 1): "
-                "give one of the two"
-            )
-
-    def _check_rate(self) -> None:
-        rate = self.min_acceptance_rate
-        if rate is not None and (not _number(rate) or not 0 <= rate <= 1):
-            raise ConfigError(f"min_acceptance_rate must lie between 0 and 1, got {rate!r}")
-        if rate is not None and self.block_size == "auto":
-            raise ConfigError(
-                'min_acceptance_rate is a rule for a fixed block, and block_size="auto" decides by '
-                "measured time: give one of the two"
-            )
-
-    @property
-    def block(self) -> BlockSize:
-        """The block size asked for in either form; None = nothing was asked."""
-        if self.draft_tokens is not None:
-            return self.draft_tokens + 1
-        if self.block_size is None and self.min_acceptance_rate is not None:
-            return DRAFT_TOKENS + 1
-        return self.block_size
+        at_least(1, "draft_sliding_window_size", self.draft_sliding_window_size)
+        at_least(1, "threads", self.threads)
+        set_fields(self, taps=_taps(self.taps))
 
 
 class LoadOptions(TypedDict, total=False):
@@ -178,24 +126,6 @@ class LoadOptions(TypedDict, total=False):
     pack_weights: bool
     trust_remote_code: bool
     profile: bool
-
-
-class GenerateOptions(TypedDict, total=False):
-    """The fields of GenerateConfig, in every form that it takes."""
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Any  # an int, or any list, tuple, set, array or tensor of ints
-    block_size: BlockSize
-    draft_tokens: int | None
-    ignore_eos: bool
-    reuse: bool
-    strict_mode: bool
-    min_acceptance_rate: float | None
 
 
 C = TypeVar("C", LoadConfig, GenerateConfig)
@@ -240,24 +170,6 @@ def draft_names(name: str | None) -> tuple[str, ...]:
     return (NGRAM,) * ngram + ((model,) if model != NO_DRAFT else ())
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """Token ids from an int, None, or any (nested) sequence, set, array or tensor of ints.
-
-    Raises ConfigError for anything else, negative ids included.
-    """
-    if hasattr(value, "tolist"):  # arrays and tensors of every library, without importing one
-        value = value.tolist()
-    if value is None:
-        return ()
-    if isinstance(value, int) and not isinstance(value, bool):
-        if value < 0:
-            raise ConfigError(f"token ids must be 0 or more, got {value}")
-        return (value,)
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        return tuple(dict.fromkeys(i for item in value for i in token_ids(item)))
-    raise ConfigError(f"token ids must be integers, got {value!r}")
-
-
 def parse_taps(text: str) -> tuple[int, ...] | Literal["auto"]:
     """``auto`` or ``1,8,15``. Raises ConfigError."""
     if text == "auto":
@@ -268,23 +180,6 @@ def parse_taps(text: str) -> tuple[int, ...] | Literal["auto"]:
         raise ConfigError(
             f"taps must be 'auto' or layer ids such as 1,8,15; got {text!r}"
         ) from None
-
-
-def parse_block_size(text: str, name: str = "--block-size") -> int | Literal["auto"]:
-    """``auto`` or a number. Raises ConfigError naming ``name``."""
-    if text == "auto":
-        return "auto"
-    try:
-        size = int(text)
-    except ValueError:
-        raise ConfigError(f"{name} must be a number or 'auto', got {text!r}") from None
-    _at_least(1, name, size, hint=" (1 = plain decoding, or 'auto')")
-    return size
-
-
-def _set(config: LoadConfig | GenerateConfig, **values: Any) -> None:
-    for name, value in values.items():
-        object.__setattr__(config, name, value)  # frozen for everybody but __post_init__
 
 
 def _path(name: str, value: Any) -> str:
@@ -313,24 +208,3 @@ def _taps(value: Any) -> tuple[int, ...] | Literal["auto"] | None:
     if not ids or any(not isinstance(i, int) or i < 0 for i in ids):
         raise ConfigError(f"taps must be layer ids of 0 or more, got {value!r}")
     return ids
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _at_least(least: int, name: str, value: Any, *, required: bool = False, hint: str = "") -> None:
-    if value is None and not required:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} must be a whole number of {least} or more{hint}, got {value!r}")
-
-
-def _strings(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    listed = isinstance(value, Iterable) and not isinstance(value, str)
-    given = tuple(value) if listed else (value,)
-    if any(not isinstance(text, str) or not text for text in given):
-        raise ConfigError(f"stop must be non-empty strings, got {value!r}")
-    return tuple(dict.fromkeys(given))

@@ -18,7 +18,9 @@ LAYERS = {
     "dflash.errors": 0,
     "dflash.env": 0,
     "dflash.registry": 0,
+    "dflash.checks": 1,
     "dflash.config": 1,
+    "dflash.generate_config": 1,
     "dflash.core": 1,  # the package file: nothing in it
     "dflash.core.types": 1,
     "dflash.core.noise": 1,

@@ -47,6 +47,32 @@ BAD_GENERATE = [
     ({"stop_token_ids": ("a",)}, "token ids"),
     ({"stop_token_ids": 1.5}, "token ids"),
     ({"stop_token_ids": (-1,)}, "token ids"),
+    ({"min_p": 1.5}, "min_p must be between 0 and 1"),
+    ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+    ({"repetition_penalty": "much"}, "repetition_penalty"),
+    ({"presence_penalty": float("inf")}, "presence_penalty"),
+    ({"frequency_penalty": None}, "frequency_penalty"),
+    ({"no_repeat_ngram": -1}, "no_repeat_ngram"),
+    ({"logit_bias": {"the": 1}}, "logit_bias must map"),
+    ({"logit_bias": 5}, "logit_bias must map"),
+    ({"logit_bias": {-1: 1}}, "logit_bias of token -1"),
+    ({"logit_bias": {3: float("nan")}}, "logit_bias of token 3"),
+    ({"bad_words": "word"}, "bad_words"),
+    ({"bad_words": [[]]}, "bad_words"),
+    ({"bad_words": [["word"]]}, "token ids"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 300}, "must not be more"),
+    ({"logits_processors": [5]}, "logits_processors"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": 2.5}, "logprobs"),
+    ({"n": 0}, "n must be"),
+    ({"rule": "typical"}, "rule must be one of"),
+    ({"rule": "block", "strict_mode": True}, "strict_mode is the match rule"),
+    ({"json_schema": "{"}, "json_schema is not JSON"),
+    ({"json_schema": 5}, "json_schema must be"),
+    ({"json_schema": {}, "regex": "a"}, "held to one of them"),
+    ({"grammar": " "}, "grammar must be text"),
+    ({"regex": "a", "ignore_eos": True}, "leave out ignore_eos"),
 ]
 BAD_LOAD = [
     ({"target": ""}, "target is empty"),
@@ -74,6 +100,32 @@ def test_an_impossible_generation_setting_is_refused_by_name(options, words):
 def test_an_impossible_load_setting_is_refused_by_name(options, words):
     with pytest.raises(ConfigError, match=words):
         LoadConfig(**{"target": "x", **options})
+
+
+def test_options_come_in_every_form_that_people_write():
+    assert GenerateConfig(logit_bias={"7": -1, 3: 2}).logit_bias == ((3, 2.0), (7, -1.0))
+    assert GenerateConfig(logit_bias=None).logit_bias == ()
+    assert GenerateConfig(bad_words=[5, [6, 6, 7], np.array([8])]).bad_words == (
+        (5,),
+        (6, 6, 7),
+        (8,),
+    )
+    assert [GenerateConfig(logprobs=x).logprobs for x in (None, False, True, 0, 5)] == [
+        *(None, None, 0, 0, 5)
+    ]
+    assert GenerateConfig(logits_processors=print).logits_processors == (print,)
+    for schema in ({"type": "object"}, '{"type": "object"}'):
+        constraint = GenerateConfig(json_schema=schema).constraint
+        assert constraint == ("json_schema", '{"type": "object"}')
+    assert GenerateConfig(regex="a+").constraint == ("regex", "a+")
+    assert GenerateConfig().constraint is None
+
+
+def test_a_seed_or_strictness_selects_the_match_rule_and_a_name_any():
+    assert GenerateConfig().acceptance == "rejection"
+    assert GenerateConfig(seed=0).acceptance == GenerateConfig(strict_mode=True).acceptance
+    assert GenerateConfig(seed=0).acceptance == "match"
+    assert GenerateConfig(seed=0, rule="block").acceptance == "block"
 
 
 def test_draft_tokens_are_the_block_without_its_anchor():

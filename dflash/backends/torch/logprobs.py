@@ -33,5 +33,6 @@ def unpack(tokens: Sequence[int], rows: Sequence[Sequence[int]]) -> tuple[Logpro
 
 def _entry(token: int, row: Sequence[int]) -> Logprob:
     count = len(row) // 2
-    own, *values = np.array([row[0], *row[count + 1 :]], np.int32).view(np.float32).tolist()
+    bits = np.array([row[0], *row[count + 1 :]], np.int32)
+    own, *values = map(float, bits.view(np.float32))
     return Logprob(token, own, tuple(zip(row[1 : count + 1], values, strict=True)))

@@ -1,0 +1,113 @@
+"""The questions every config asks of its values. What is wrong raises ConfigError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+from dflash.errors import ConfigError
+
+
+def set_fields(config: Any, **values: Any) -> None:
+    """Assign fields of a frozen dataclass, for its own ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
+
+
+def is_number(value: Any) -> bool:
+    """A finite int or float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def at_least(least: int, name: str, value: Any, *, required: bool = False, hint: str = "") -> None:
+    """A whole number of ``least`` or more; None passes unless ``required``."""
+    if value is None and not required:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be a whole number of {least} or more{hint}, got {value!r}")
+
+
+def within(name: str, value: Any, wanted: Callable[[float], bool], words: str) -> None:
+    """A number that is ``wanted``; ``words`` say what that is."""
+    if not is_number(value) or not wanted(value):
+        raise ConfigError(f"{name} must be {words}, got {value!r}")
+
+
+def strings(name: str, value: Any) -> tuple[str, ...]:
+    """One string or several, none empty, each once; None = none."""
+    if value is None:
+        return ()
+    listed = isinstance(value, Iterable) and not isinstance(value, str)
+    given = tuple(value) if listed else (value,)
+    if any(not isinstance(text, str) or not text for text in given):
+        raise ConfigError(f"{name} must be non-empty strings, got {value!r}")
+    return tuple(dict.fromkeys(given))
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """Token ids from an int, None, or any (nested) sequence, set, array or tensor of ints.
+
+    Each once. Raises ConfigError for anything else, negative ids included.
+    """
+    return tuple(dict.fromkeys(_each_id(value)))
+
+
+def token_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    """Sequences of token ids, none empty; None = none. Raises ConfigError."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ConfigError(f"{name} must be a list of lists of token ids, got {value!r}")
+    found = tuple(tuple(_each_id(_plain(item))) for item in value)
+    if not all(found):
+        raise ConfigError(f"{name} must not hold an empty sequence of tokens")
+    return tuple(dict.fromkeys(found))
+
+
+def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """``{token: bias}``, or pairs of the two; JSON's string keys are understood; None = none."""
+    if value is None:
+        return ()
+    pairs = tuple(value.items()) if isinstance(value, Mapping) else value
+    try:
+        found = {int(token): bias for token, bias in pairs}
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"logit_bias must map token ids to numbers, as in {{50256: -100}}; got {value!r}"
+        ) from None
+    for token, bias in found.items():
+        if token < 0 or not is_number(bias):
+            raise ConfigError(
+                f"logit_bias of token {token} is {bias!r}: ids are 0 or more, biases "
+                "are finite numbers"
+            )
+    return tuple(sorted((token, float(bias)) for token, bias in found.items()))
+
+
+def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    """One callable or several; None = none."""
+    given = () if value is None else (value,) if callable(value) else tuple(value)
+    if not all(callable(item) for item in given):
+        raise ConfigError(f"{name} must be callables (ids, logits) -> logits, got {value!r}")
+    return given
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors of every library as lists, without importing one."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _each_id(value: Any) -> Iterable[int]:
+    value = _plain(value)
+    if value is None:
+        return
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ConfigError(f"token ids must be 0 or more, got {value}")
+        yield value
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for item in value:
+            yield from _each_id(item)
+    else:
+        raise ConfigError(f"token ids must be integers, got {value!r}")
