@@ -52,3 +52,5 @@ if ! have; then
 fi
 echo "installing dflash and its pinned dependencies"
 pip install -q -c constraints/ci.txt -e '.[dev]'
+# On Linux xgrammar asks for triton, 290 MB that only its CUDA kernels need.
+pip install -q -c constraints/ci.txt --no-deps xgrammar apache-tvm-ffi

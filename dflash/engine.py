@@ -10,9 +10,8 @@ requests into one forward pass.
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
@@ -27,13 +26,15 @@ from dflash.core.policy import State
 from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
 from dflash.core.stats import Recorder, Stats
-from dflash.core.types import Request, Sampling, Step
-from dflash.errors import EngineClosed, PromptError
+from dflash.core.types import Request, Step
+from dflash.errors import EngineClosed
+from dflash.grammar import Grammars
 from dflash.opening import open_pair, pair_names
 from dflash.profiles import ProfileFile, file_of
 from dflash.prompt import Prompt, encode
 from dflash.reader import Reader
-from dflash.results import Chunk, Generation, joined
+from dflash.requests import make_request
+from dflash.results import Chunk, Generation, Piece, Source, joined
 from dflash.sessions import Lease, Sessions
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Engine:
         ``profile_file`` is read now and written by ``close``; None = start from nothing.
         """
         self.pair = pair
-        self._sessions = Sessions(pair)
+        self._sessions, self._grammars = Sessions(pair), Grammars(pair)
         self._file = profile_file
         # a machine has one speed: all requests share what they learn
         self._profile = Profile() if profile_file is None else profile_file.read()
@@ -104,6 +105,8 @@ class Engine:
     ) -> Iterator[Chunk]:
         """Chunks of the answer as rounds finish; the last one has finish_reason and stats.
 
+        With ``n`` above 1 one text follows the other; ``Chunk.index`` tells which it is.
+
         prompt  text (one user turn of the target's chat template, or raw text with
                 ``chat_template=False``), messages with role and content, or token ids
         system  text of a system message put first
@@ -116,10 +119,15 @@ class Engine:
         config = from_options(GenerateConfig, options)
         self._check_open()
         ids = self.encode(prompt, chat_template=chat_template, system=system)
-        request = self._request(ids, config)
         rate = config.min_acceptance_rate
-        chosen = blocks.choose(config.block, self.pair, self._profile, rate)
-        return self._chunks(request, chosen, config)
+        asked = [
+            (
+                self._request(ids, config, sample),
+                blocks.choose(config.block, self.pair, self._profile, rate),
+            )
+            for sample in range(config.n)
+        ]
+        return self._texts(asked, config)
 
     def encode(
         self, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
@@ -153,35 +161,22 @@ class Engine:
         if self._closed:
             raise EngineClosed("this engine is closed: load a new one")
 
-    def _request(self, ids: list[int], config: GenerateConfig) -> Request:
-        room = self.pair.context_length - len(ids)
-        if room <= 0:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and the context holds "
-                f"{self.pair.context_length}, the answer included: shorten the prompt"
-            )
-        beyond = [i for i in ids if i >= self.pair.vocab_size]
-        if beyond:
-            raise PromptError(
-                f"token id {beyond[0]} is outside the target's vocabulary of {self.pair.vocab_size}"
-            )
-        eos = frozenset() if config.ignore_eos else self.pair.eos_ids
-        seeded = config.seed is not None
-        return Request(
-            prompt=ids,
-            max_tokens=min(config.max_tokens, room),
-            stop_ids=eos | frozenset(config.stop_token_ids),
-            sampling=Sampling(
-                temperature=config.temperature,
-                top_k=config.top_k,
-                top_p=config.top_p,
-                rule="match" if config.strict_mode or seeded else "rejection",
-                seed=secrets.randbits(63) if config.seed is None else config.seed,
-            ),
-        )
+    def _request(self, ids: list[int], config: GenerateConfig, sample: int = 0) -> Request:
+        grammar = self._grammars.start(config.constraint)
+        return make_request(self.pair, ids, config, sample, grammar)
+
+    def _texts(
+        self, asked: Sequence[tuple[Request, blocks.Blocks]], config: GenerateConfig
+    ) -> Iterator[Chunk]:
+        """One text after the other; all but the first find the prompt in the cache."""
+        for index, (request, chosen) in enumerate(asked):
+            if config.echo:
+                yield _echo(request, self.pair, index)
+            for chunk in self._chunks(request, chosen, config, fresh=not (config.reuse or index)):
+                yield replace(chunk, index=index)
 
     def _chunks(
-        self, request: Request, chosen: blocks.Blocks, config: GenerateConfig
+        self, request: Request, chosen: blocks.Blocks, config: GenerateConfig, *, fresh: bool
     ) -> Iterator[Chunk]:
         recorder = Recorder(
             len(request.prompt),
@@ -191,8 +186,8 @@ class Engine:
             clamped_from=chosen.clamped_from,
             drafts=draft_names(self.pair.draft_name),
         )
-        reader = Reader(self.pair.tokenizer, config.stop)
-        with self._leased(request, fresh=not config.reuse) as lease:
+        reader = Reader(self.pair.tokenizer, config.stop, config.min_tokens)
+        with self._leased(request, fresh=fresh) as lease:
             for step in self._steps(request, lease, chosen):
                 step, chunk = reader.read(step)
                 recorder.add(step)
@@ -243,3 +238,11 @@ class Engine:
             if step is None:
                 return
             yield step
+
+
+def _echo(request: Request, pair: Pair, index: int) -> Chunk:
+    """The prompt as a chunk of its own."""
+    ids = tuple(request.prompt)
+    text: str = pair.tokenizer.decode(ids)
+    sources: list[Source] = ["prompt"] * len(ids)
+    return Chunk(text, ids, tuple(sources), (Piece(text, "prompt"),), index=index)

@@ -19,16 +19,19 @@ from dflash.results import Chunk, Piece, Source
 class Reader:
     """Reads the steps of one generation, in order."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        """``stop`` holds the strings that end the text."""
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+        """``stop`` holds the strings that end the text, once ``min_tokens`` tokens are out."""
         self._text = TextStream(tokenizer, stop)
         self._single = bool(stop)  # where a stop string ends is a question of single tokens
+        self._early = min_tokens
 
     def read(self, step: Step) -> tuple[Step, Chunk]:
         """The step cut at a stop string, and what it adds to the text."""
         pieces: list[Piece] = []
         kept = 0
         for source, ids in self._runs(step):
+            self._text.watching = self._early < len(ids)
+            self._early -= len(ids)
             pieces.append(Piece(self._text.push(ids), source))
             kept += len(ids)
             if self._text.stopped:
@@ -58,9 +61,11 @@ def _chunk(step: Step, pieces: Sequence[Piece]) -> Chunk:
     drafts = step.accepted
     sources: list[Source] = ["draft"] * drafts
     sources += ["target"] * (len(step.tokens) - drafts)
+    notes = step.verdict.notes
     return Chunk(
         text="".join(piece.text for piece in merged),
         token_ids=tuple(step.tokens),
         sources=tuple(sources),
         pieces=merged,
+        logprobs=None if notes is None else tuple(notes[: len(step.tokens)]),
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from dflash.core.stats import Stats
+    from dflash.core.types import Logprob
 
-Source = Literal["draft", "target"]
+Source = Literal["draft", "target", "prompt"]
 
 
 class Piece(NamedTuple):
@@ -21,15 +23,17 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one round committed. The last chunk of a stream has finish_reason and stats."""
+    """What one round committed. The last chunk of each text has finish_reason and stats."""
 
     text: str  # printable now; text that may still change is held back
     token_ids: tuple[int, ...]
-    sources: tuple[Source, ...]  # per token: an accepted draft, or the target's own
+    sources: tuple[Source, ...]  # per token: an accepted draft, the target's own, or an echo
     pieces: tuple[Piece, ...] = ()  # the same text, split by who made it
     finish_reason: str | None = None  # "stop" or "length"
     stats: Stats | None = None
     state: str | None = None  # prefill, speculating, fallback, done; None = nothing to decide
+    logprobs: tuple[Logprob, ...] | None = None  # per token, an echo's left out; None = not asked
+    index: int = 0  # which of n texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,22 @@ class Generation:
     token_ids: tuple[int, ...]  # the stop token included, as the target produced it
     finish_reason: str
     stats: Stats
+    logprobs: tuple[Logprob, ...] | None = None  # per generated token; None = not asked for
+    others: tuple[Generation, ...] = ()  # the second to the n-th text
+
+    @property
+    def choices(self) -> tuple[Generation, ...]:
+        """All n texts, this one first."""
+        return (replace(self, others=()), *self.others)
 
 
 def joined(chunks: Sequence[Chunk]) -> Generation:
     """All chunks of a finished stream as one result."""
+    first, *others = (_text(list(group)) for _, group in groupby(chunks, key=lambda c: c.index))
+    return replace(first, others=tuple(others))
+
+
+def _text(chunks: Sequence[Chunk]) -> Generation:
     last = chunks[-1]
     assert last.finish_reason is not None and last.stats is not None, "a stream ends with these"
     return Generation(
@@ -51,4 +67,7 @@ def joined(chunks: Sequence[Chunk]) -> Generation:
         token_ids=tuple(i for chunk in chunks for i in chunk.token_ids),
         finish_reason=last.finish_reason,
         stats=last.stats,
+        logprobs=None
+        if last.logprobs is None
+        else tuple(entry for chunk in chunks for entry in chunk.logprobs or ()),
     )

@@ -10,7 +10,7 @@ import pytest
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub", "datasets"),
     *("mlx", "mlx_lm", "llama_cpp", "xllamacpp", "vllm", "sglang", "ray"),
-    *("starlette", "fastapi", "uvicorn", "pydantic", "httpx", "jinja2"),
+    *("starlette", "fastapi", "uvicorn", "pydantic", "httpx", "jinja2", "xgrammar"),
 }
 ARRAYS = {*HEAVY, "numpy"}
 TERMINAL = {*ARRAYS, "typer", "rich", "click"}

@@ -27,6 +27,7 @@ class TextStream:
         """``stop`` holds strings that end the text and are not part of it; none is empty."""
         assert all(stop), "an empty stop string would end every text before it begins"
         self.stopped = False
+        self.watching = True  # off: stop strings that are complete by now end nothing
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._ids: list[int] = []  # the window: everything before it is printed
         self._printed = 0  # characters of the window's text that left it
@@ -66,7 +67,8 @@ class TextStream:
 
     def _release(self, fresh: str) -> str:
         text = self._held + fresh
-        found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stop]
+        stops = self._stop if self.watching else ()
+        found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops]
         ends = [(end, start) for end, start in found if start >= 0]
         if ends:
             self.stopped, self._held = True, ""

@@ -40,6 +40,7 @@ __all__ = [
 class ToyTokenizer:
     """Text as UTF-8 bytes; ids from 256 on are special and print nothing."""
 
+    vocabulary = (*(bytes([i]) for i in range(EOS)), b"", b"")  # end of text and mask say nothing
     chat_template = "role: content"
     eos_token_id = EOS
 
