@@ -10,6 +10,8 @@
 #   make screenshot      draw docs/img/show-drafts.svg from a real run of the demo
 #   make sizes           lines per file, now and at the merge base
 #   make bench-demo      speed against transformers generate and plain decoding (minutes, quiet machine)
+#   make bench-policy    auto against every fixed block and plain decoding (minutes, quiet machine)
+#   make bench-ngram     drafting by look-up alone on prompts whose answer copies (minutes)
 #   make demo-draft      train the demo draft on this CPU (about an hour and a half)
 #   make gpu-demo-draft  the same recipe, longer, on a CUDA machine without network
 #   make parity          run the reference wheel in its own venv, hold this package to its results
@@ -32,7 +34,7 @@ endif
 
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all check fix docs screenshot wheel sizes bench-demo demo-draft gpu-demo-draft parity
+.PHONY: demo test test-all check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
@@ -72,6 +74,12 @@ sizes:
 
 bench-demo: $(READY)
 	$(PY) -m bench.demo $(ARGS)
+
+bench-policy: $(READY)
+	$(PY) -m bench.policy $(ARGS)
+
+bench-ngram: $(READY)
+	$(PY) -m bench.ngram $(ARGS)
 
 demo-draft: $(READY)
 	$(PY) -m dflash.train.demo --device cpu --out runs/demo-draft $(ARGS)

@@ -22,15 +22,14 @@ from rich.progress import track
 
 import dflash
 from bench import record, sets
-from bench.arms import Arm, Run, engine_arm, plain_transformers, transformers_arm
+from bench.arms import Arm, engine_arm, plain_transformers, transformers_arm
+from bench.paired import Runs, alike, seconds
 from bench.table import speed_table
 from dflash.engine import Engine
 from dflash.errors import ConfigError
 
 BASE = "transformers"
 PLAIN = "plain"
-
-Runs = dict[str, list[Run]]  # arm -> repeats of one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,7 @@ def summarise(texts: Sequence[Runs]) -> list[Row]:
 
 
 def _row(arm: str, texts: Sequence[Runs]) -> Row:
-    same = [t for t in texts if all(r.ids == t[PLAIN][0].ids for r in t[arm] + t[BASE])]
-    same = [t for t in same if len(t[arm][0].ids) > t[arm][0].first]
+    same = alike(texts, (PLAIN, arm, BASE))
     times = {name: [median(r.decode for r in t[name]) for t in same] for name in (arm, BASE, PLAIN)}
 
     def ratio(indices: Sequence[int]) -> float:
@@ -157,7 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sets", default=",".join(sets.HELD_OUT))
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
-    with dflash.load(flags.target, flags.draft, threads=flags.threads, dtype="float32") as engine:
+    with dflash.load(
+        flags.target, flags.draft, threads=flags.threads, dtype="float32", profile=False
+    ) as engine:
         results = measure(engine, make_arms(engine, flags.blocks.split(",")), flags)
     report(results, before, flags.out or Path("runs/bench-demo.json"))
 
@@ -194,10 +194,7 @@ def _plain(
         name: {
             "rows": [asdict(r) for r in rows[name]],
             "circles": [asdict(r) for r in circles[name]],
-            "decode_seconds": [
-                {arm: [round(r.decode, 5) for r in runs] for arm, runs in text.items()}
-                for text in results[name]
-            ],
+            "decode_seconds": seconds(results[name]),
             "tokens": [len(text[PLAIN][0].ids) for text in results[name]],
         }
         for name in results

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dflash
-from bench import acceptance, demo, identical, memory, record, sets
+from bench import acceptance, demo, identical, memory, ngram, paired, policy, record, sets
 from bench.arms import Arm, Run, engine_arm
 from dflash.engine import Engine
 
@@ -170,3 +170,91 @@ def test_memory_runs_a_process_per_context(
     rows = json.loads(out.read_text())["rows"]
     assert [row["context"] for row in rows] == [256, 512]
     assert all(row["peak"] > 1e7 for row in rows)
+
+
+# --- auto against fixed blocks, and the look-up --------------------------------------------------
+
+
+def texts(*times: dict[str, list[float]]) -> list[paired.Runs]:
+    return [{arm: [run(t) for t in runs] for arm, runs in text.items()} for text in times]
+
+
+def test_a_paired_ratio_is_of_medians_and_its_interval_of_repeats() -> None:
+    steady = texts({"plain": [2.0] * 3, "auto": [1.0, 1.0, 9.0]}, {"plain": [4.0], "auto": [2.0]})
+    assert paired.ratio(steady, "auto", "plain").value == pytest.approx(2.0)
+    steady = texts({"plain": [2.0] * 4, "auto": [1.0] * 4}, {"plain": [9.0] * 4, "auto": [6.0] * 4})
+    found = paired.ratio(steady, "auto", "plain")
+    assert (found.low, found.value, found.high) == pytest.approx((11 / 7,) * 3), "no noise"
+
+
+def test_texts_that_two_arms_wrote_differently_are_left_out_of_their_ratio() -> None:
+    both = texts({"plain": [2.0], "auto": [1.0]}, {"plain": [2.0], "auto": [1.0]})
+    both[1]["auto"] = [run(0.01, (5, 6, 8))]
+    found = paired.ratio(both, "auto", "plain")
+    assert (found.texts, found.value) == (1, pytest.approx(2.0))
+    both[0]["auto"] = both[1]["auto"]
+    assert paired.ratio(both, "auto", "plain").verdict(0.1) == "no texts"
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "verdict"),
+    [
+        (0.96, 0.97, 0.98, "yes"),
+        (0.94, 0.96, 0.98, "yes"),
+        (0.90, 0.97, 1.10, "unsure"),
+        (0.96, 1.20, 1.50, "yes"),
+        (0.80, 0.90, 0.949, "no"),
+    ],
+)
+def test_a_bound_is_reached_by_a_narrow_interval(
+    low: float, value: float, high: float, verdict: str
+) -> None:
+    assert paired.Ratio(value, low, high, 3).verdict(0.95) == verdict
+
+
+def test_a_contrary_draft_is_never_right_and_as_deep_as_the_real_one() -> None:
+    with dflash.load("toy", "toy:oracle") as engine:
+        plain = engine.generate("hello", max_tokens=40, block_size=1)
+        contrary = Engine(policy.Contrary(engine.pair))  # type: ignore[arg-type]
+        found = contrary.generate("hello", max_tokens=40, block_size=8)
+        contrary.close()
+        assert engine.generate("hello", max_tokens=3).token_ids == plain.token_ids[:3]
+    assert found.token_ids == plain.token_ids
+    assert (found.stats.accepted, found.stats.rounds) == (0, 39)
+    assert found.stats.drafted > 200
+
+
+def test_the_policys_table_has_a_line_per_kind_of_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy.json"
+    flags = ["--target", "toy", "--draft", "toy:script:1,3,0", "--blocks", "2,8,99"]
+    short = ["--prompts-per-set", "1", "--tokens", "12", "--repeats", "2"]
+    policy.main([*flags, *short, "--out", str(out)])
+    written = json.loads(out.read_text())
+    groups = [*sets.HELD_OUT, policy.REPETITIVE, policy.RANDOM, policy.CONTRARY]
+    assert [line["group"] for line in written["lines"]] == groups
+    assert set(written["lines"][0]["fixed"]) == {"block 2", "block 8"}, "99 is past the native size"
+    assert set(written["decode_seconds"]) == set(groups)
+    printed = capsys.readouterr().out
+    assert all(f"| {group} | 1 |" in printed for group in groups)
+
+
+def test_the_look_up_is_measured_on_texts_that_do_not_repeat_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "ngram.json"
+    short = ["--tokens", "12", "--repeats", "2", "--prompts-per-set", "3", "--blocks", "auto,8"]
+    ngram.main(["--target", "toy", *short, "--out", str(out)])
+    written = json.loads(out.read_text())
+    assert set(written["ratios"]) == {"auto", "8"}
+    assert len(written["counted"]) == len(written["compression"]) == 3
+    assert "1.6 reached" in capsys.readouterr().out
+    assert ngram.compression("the same again and " * 40) > ngram.MOST_COMPRESSION
+    assert ngram.compression(" ".join(p.text for p in sets.load("gsm8k", 2))) < 3
+
+
+def test_the_copying_prompts_are_edits_and_quotes() -> None:
+    prompts = sets.load("copying")
+    assert len({p.text for p in prompts}) == len(prompts) == 12
+    assert {p.id.partition("/")[0] for p in prompts} == {"edit", "quote"}
