@@ -223,6 +223,8 @@ class SpeculativeDecoder:
 
     def stream(self, prompt_tokens: Any, **options: Unpack[GenerateOptions]) -> Iterator[list[int]]:
         """The same round by round, so that ``state`` can be watched. Checked at the call."""
+        if options.get("n", 1) != 1 or options.get("echo"):
+            raise ConfigError("a decoder gives the new tokens of one text: leave out n and echo")
         merged = cast("GenerateOptions", {**self.config.options(), **options})
         chunks = self._engine.stream(prompt_tokens, **merged)
         self._state, self._stats = State.PREFILL, SpeculativeStats()

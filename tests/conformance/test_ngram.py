@@ -78,6 +78,26 @@ def test_a_conversation_continues_where_it_ended(beside: str, backend: Backend) 
             text += [*answer, 90, 71, 103]
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram": 3},
+    {"frequency_penalty": 0.7, "temperature": 0.8, "seed": 5},
+    {"min_tokens": 9, "logit_bias": {7: 3.0}},
+]
+
+
+@everywhere
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+def test_options_hold_at_every_place_of_a_looked_up_block(
+    beside: str, options: dict[str, Any], backend: Backend
+) -> None:
+    ids = [71, 103, 35, 90] * 4
+    with Engine(with_ngram(backend, beside)) as engine:
+        plain = engine.generate(ids, max_tokens=30, block_size=1, reuse=False, **options)
+        found = engine.generate(ids, max_tokens=30, block_size=8, reuse=False, **options)
+    assert found.token_ids == plain.token_ids
+
+
 def test_the_stats_say_who_drafted(backend: Backend) -> None:
     with Engine(with_ngram(backend, "always right")) as engine:
         stats = engine.generate([5, 6, 7, 8] * 4, max_tokens=40, block_size=8).stats

@@ -153,6 +153,13 @@ def test_a_useless_draft_is_given_up() -> None:
     assert decoder.stats.fallback_tokens > 0.9 * decoder.stats.target_forward_passes
 
 
+def test_one_text_without_its_prompt() -> None:
+    with SpeculativeDecoder("toy", "toy:oracle") as decoder:
+        for more in ({"n": 2}, {"echo": True}):
+            with pytest.raises(ConfigError, match="leave out n and echo"):
+                decoder.generate(PROMPT, **more)  # type: ignore[arg-type]
+
+
 # --- forms of target and draft -------------------------------------------------------------------
 
 
