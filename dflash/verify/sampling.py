@@ -53,13 +53,18 @@ class Audit:
         return min(1.0, len(self.positions) * min(position.p for position in self.positions))
 
     @property
+    def freedom(self) -> int:
+        """Degrees of freedom of all positions; 0: there was no choice, and nothing was tested."""
+        return sum(position.freedom for position in self.positions)
+
+    @property
     def passed(self) -> bool:
         """Whether the samples may have come from the target."""
         return self.p > LEAST_P
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "p": self.p, "passed": self.passed}
+        return {**asdict(self), "p": self.p, "freedom": self.freedom, "passed": self.passed}
 
 
 def audit(name: str, draw: Draw, exact: Exact, samples: int, depth: int = DEPTH) -> Audit:

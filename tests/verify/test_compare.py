@@ -36,7 +36,16 @@ def test_first_difference_sees_an_ended_text() -> None:
 
 
 @pytest.mark.parametrize("block_size", [2, 4, 8, "auto"])
-@pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 3}])
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        {},
+        {"temperature": 0.8, "seed": 3},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"temperature": 1.2, "seed": 1, "min_p": 0.02, "no_repeat_ngram": 3},
+    ],
+    ids=["greedy", "sampled", "penalties", "both"],
+)
 def test_a_lossless_pair_shows_no_difference(
     engine: Engine, block_size: object, sampled: dict[str, object]
 ) -> None:
@@ -163,6 +172,22 @@ def test_the_judge_knows_the_options_of_the_texts(engine: Engine) -> None:
     p = judge.exact([1, 2, 3], [4])
     assert (p > 0).sum() == 3
     assert p.sum() == pytest.approx(1)
+
+
+def test_the_judge_counts_penalties_from_the_output_so_far(engine: Engine) -> None:
+    prompt, output = [1, 2, 3], [65, 65]
+    plain = Judge(engine).gap(prompt, output, 65, 66)
+    once = Judge(engine, {"presence_penalty": 2.0}).gap(prompt, output, 65, 66)
+    twice = Judge(engine, {"frequency_penalty": 2.0}).gap(prompt, output, 65, 66)
+    assert len({plain, once, twice}) == 3
+
+
+def test_the_judge_forbids_what_the_grammar_forbids(engine: Engine) -> None:
+    pytest.importorskip("xgrammar")
+    judge = Judge(engine, {"regex": "[ab]{4}", "temperature": 1.0, "seed": 0})
+    assert set(judge.exact([1, 2, 3], [ord("a")]).nonzero()[0]) == {ord("a"), ord("b")}
+    gap, _ = judge.gap([1, 2, 3], [ord("a")], ord("b"), ord("c"))
+    assert gap is None, "a forbidden token has no gap, so it is a real difference"
 
 
 def test_the_mixed_set_is_mixed_and_named() -> None:
