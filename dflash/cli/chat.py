@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dflash.cli import options as o
+from dflash.cli import text_options as t
 from dflash.cli.output import TextWriter, closing_line, error, note, status
 from dflash.errors import PromptError
 from dflash.results import joined
@@ -37,6 +38,16 @@ def chat(
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
+    min_p: t.MinP = 0.0,
+    repetition_penalty: t.RepetitionPenalty = 1.0,
+    presence_penalty: t.PresencePenalty = 0.0,
+    frequency_penalty: t.FrequencyPenalty = 0.0,
+    no_repeat_ngram: t.NoRepeatNgram = 0,
+    logit_bias: t.LogitBias = None,
+    min_tokens: t.MinTokens = 0,
+    json_schema: t.JsonSchema = None,
+    regex: t.Regex = None,
+    grammar: t.Grammar = None,
     seed: o.Seed = None,
     stop: o.Stop = None,
     system: o.System = None,

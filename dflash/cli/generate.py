@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash.cli import options as o
+from dflash.cli import text_options as t
 from dflash.cli.output import (
     TextWriter,
     as_json,
@@ -17,6 +18,7 @@ from dflash.cli.output import (
     compared,
     comparison_line,
     emit_json,
+    logprob_lines,
     status,
 )
 from dflash.config import NO_DRAFT
@@ -25,7 +27,7 @@ from dflash.results import joined
 
 if TYPE_CHECKING:
     from dflash.engine import Engine
-    from dflash.results import Generation
+    from dflash.results import Chunk, Generation
 
 PLAIN = {"block_size": 1, "draft_tokens": None, "min_acceptance_rate": None}
 WARM_UP = 16  # tokens; the first rounds of a process pay for allocations and lazy loading
@@ -50,6 +52,18 @@ def generate(
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
+    min_p: t.MinP = 0.0,
+    repetition_penalty: t.RepetitionPenalty = 1.0,
+    presence_penalty: t.PresencePenalty = 0.0,
+    frequency_penalty: t.FrequencyPenalty = 0.0,
+    no_repeat_ngram: t.NoRepeatNgram = 0,
+    logit_bias: t.LogitBias = None,
+    min_tokens: t.MinTokens = 0,
+    json_schema: t.JsonSchema = None,
+    regex: t.Regex = None,
+    grammar: t.Grammar = None,
+    logprobs: t.Logprobs = None,
+    n: t.Count = 1,
     seed: o.Seed = None,
     stop: o.Stop = None,
     ignore_eos: o.IgnoreEos = False,
@@ -81,14 +95,21 @@ def generate(
             job.warm_up()
         answer = job.quiet() if json else job.aloud(show_drafts)
         plain = job.plain() if compare else None
-    _conclude(answer, plain, json)
+        _conclude(engine, answer, plain, json)
 
 
-def _conclude(answer: Generation, plain: Generation | None, json: bool) -> None:
+def _conclude(engine: Engine, answer: Generation, plain: Generation | None, json: bool) -> None:
+    def named(token: int) -> str:
+        text: str = engine.pair.tokenizer.decode([token])
+        return text
+
     if json:
-        emit_json({**as_json(answer), **(compared(answer, plain) if plain else {})})
+        emit_json({**as_json(answer, named), **(compared(answer, plain) if plain else {})})
         return
-    status(closing_line(answer.stats))
+    for choice in answer.choices:
+        for line in logprob_lines(choice, named):
+            status(line)
+        status(closing_line(choice.stats))
     if plain:
         status(comparison_line(answer, plain))
 
@@ -107,9 +128,12 @@ class Job:
 
     def aloud(self, show_drafts: bool) -> Generation:
         """The answer, printed as it comes."""
-        writer, chunks = TextWriter(show_drafts), []
+        writer, chunks = TextWriter(show_drafts), list["Chunk"]()
         try:
             for chunk in self.engine.stream(self.prompt, **self.settings):
+                if chunks and chunk.index > chunks[-1].index:
+                    writer.end()
+                    status(f"answer {chunk.index + 1}:")
                 writer.write(chunk)
                 chunks.append(chunk)
         finally:
@@ -126,5 +150,6 @@ class Job:
     def warm_up(self) -> None:
         """Both ways once, so that neither pays for first-time work."""
         few = min(WARM_UP, self.settings["max_tokens"])
-        self.quiet(max_tokens=few, reuse=False)
-        self.quiet(max_tokens=few, reuse=False, **PLAIN)
+        briefly = {"max_tokens": few, "min_tokens": 0, "n": 1, "reuse": False}
+        self.quiet(**briefly)
+        self.quiet(**briefly, **PLAIN)

@@ -11,6 +11,7 @@ import typer
 
 from dflash import env
 from dflash.cli.output import note
+from dflash.cli.text_options import shape
 from dflash.config import (
     GenerateConfig,
     GenerateOptions,
@@ -158,7 +159,7 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = _with_preset(given)
     names = [name for name in GenerateOptions.__annotations__ if name in given]
-    options = {name: given[name] for name in names}
+    options = {name: given[name] for name in names} | shape(given)
     size = given["block_size"]
     options["block_size"] = None if size is None else parse_block_size(size)
     if size is None and given["draft_tokens"] is None:

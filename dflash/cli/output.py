@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dflash.core.stats import Stats
+    from dflash.core.types import Logprob
     from dflash.results import Chunk, Generation
 
 DRAFT_COLOUR, PLAIN_COLOUR, BOLD, DIM, RED = "\x1b[32m", "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m"
@@ -110,18 +111,49 @@ def emit_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
-def as_json(generation: Generation) -> dict[str, Any]:
-    """The object of ``--json``. ``clamped_from`` is there only when a block size was clamped."""
+def as_json(generation: Generation, named: Callable[[int], str] = str) -> dict[str, Any]:
+    """The object of ``--json``; ``named`` gives the text of a token.
+
+    ``clamped_from`` is there only when a block size was clamped, ``logprobs`` only when asked for,
+    and ``choices``, the first one included, only when there are several.
+    """
+    found = _choice(generation, named)
+    if generation.others:
+        found["choices"] = [_choice(choice, named) for choice in generation.choices]
+    return found
+
+
+def _choice(generation: Generation, named: Callable[[int], str]) -> dict[str, Any]:
     stats = generation.stats.to_json()
     kept = {name: stats[name] for name in STAT_KEYS}
     if stats["clamped_from"] is not None:
         kept["clamped_from"] = stats["clamped_from"]
-    return {
+    found = {
         "text": generation.text,
         "token_ids": list(generation.token_ids),
         "finish_reason": generation.finish_reason,
         "stats": kept,
     }
+    if generation.logprobs is not None:
+        found["logprobs"] = [_entry(entry, named) for entry in generation.logprobs]
+    return found
+
+
+def _entry(entry: Logprob, named: Callable[[int], str]) -> dict[str, Any]:
+    top = [{"token_id": i, "text": named(i), "logprob": value} for i, value in entry.top]
+    return {
+        "token_id": entry.token,
+        "text": named(entry.token),
+        "logprob": entry.logprob,
+        "top": top,
+    }
+
+
+def logprob_lines(generation: Generation, named: Callable[[int], str]) -> Iterator[str]:
+    """A line for each token: its text, log-probability, and the alternatives."""
+    for entry in generation.logprobs or ():
+        others = "  ".join(f"{named(i)!r} {value:.3f}" for i, value in entry.top)
+        yield f"{named(entry.token)!r:>16} {entry.logprob:8.3f}  {others}".rstrip()
 
 
 def compared(answer: Generation, plain: Generation) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash.cli import options as o
+from dflash.cli import text_options as t
 from dflash.cli.output import emit_json, note, status
 from dflash.errors import ConfigError
 
@@ -49,6 +50,16 @@ def verify(
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
+    min_p: t.MinP = 0.0,
+    repetition_penalty: t.RepetitionPenalty = 1.0,
+    presence_penalty: t.PresencePenalty = 0.0,
+    frequency_penalty: t.FrequencyPenalty = 0.0,
+    no_repeat_ngram: t.NoRepeatNgram = 0,
+    logit_bias: t.LogitBias = None,
+    min_tokens: t.MinTokens = 0,
+    json_schema: t.JsonSchema = None,
+    regex: t.Regex = None,
+    grammar: t.Grammar = None,
     seed: o.Seed = None,
     ignore_eos: o.IgnoreEos = False,
     system: o.System = None,
@@ -160,5 +171,6 @@ def _conclusion(comparison: Comparison, audits: Sequence[Audit], verdict: str) -
     )
     for audit in audits:
         word = "as the target's own" if audit.passed else "BIASED"
+        word = word if audit.freedom else "but only one token was ever possible: nothing was tested"
         yield f"{audit.samples} {audit.name} samples: chi-square p = {audit.p:.3g}, {word}"
     yield f"verdict: {verdict}"

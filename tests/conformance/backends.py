@@ -14,6 +14,7 @@ import pytest
 
 from dflash.backends.toy import ScriptedDraft, ToyModel, ToyPair
 from dflash.core.accept import choose
+from dflash.core.logits import process
 from dflash.core.protocols import Pair
 from dflash.core.types import Finish, Request
 
@@ -37,9 +38,10 @@ class Plain:
 
     def ahead(self, request: Request, output: Sequence[int], count: int) -> list[int]:
         """The ``count`` tokens after ``output``; none if ``output`` is not what plain says."""
-        known = self._known.setdefault((tuple(request.prompt), request.sampling), [])
+        key = (tuple(request.prompt), request.sampling, request.stop_ids)
+        known = self._known.setdefault(key, [])
         while len(known) < len(output) + count:
-            row = self.logits([*request.prompt, *known])
+            row = process(self.logits([*request.prompt, *known]), request, known)
             known.append(choose(row, request.sampling, len(known)))
         return known[len(output) :][:count] if known[: len(output)] == list(output) else []
 

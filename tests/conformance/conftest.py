@@ -9,6 +9,7 @@ ENTRY_LISTS = {
     "entry": ENTRIES,
     "entry_with_strings": [entry for entry in ENTRIES if entry.strings],
     "engine_entry": [entry for entry in ENTRIES if entry.any_block],
+    "entry_with_options": [entry for entry in ENTRIES if entry.options],
 }
 
 

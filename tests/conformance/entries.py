@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ class Call:
     temperature: float = 0.0
     seed: int = 7
     stop: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)  # fields of Sampling, by name
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Entry:
     strings: bool = True  # has stop strings
     backends: tuple[str, ...] = ()  # () = all
     any_block: bool = False  # also "auto"
+    options: bool = True  # has options beyond temperature
     seed: Callable[[int], int] = int  # the loop's seed for a call's
 
     def exists_on(self, backend: str) -> bool:
@@ -54,7 +56,7 @@ class Entry:
     def request(self, pair: Scripted, call: Call) -> Request:
         """The same call as the loop sees it."""
         ids = Engine(pair).encode(call.text, chat_template=self.chat)
-        sampling = Sampling(call.temperature, seed=self.seed(call.seed))
+        sampling = Sampling(call.temperature, seed=self.seed(call.seed), **call.options)
         return Request(ids, call.max_tokens, pair.eos_ids, sampling)
 
 
@@ -66,6 +68,7 @@ def _options(call: Call) -> dict[str, Any]:
         "seed": call.seed,
         "stop": call.stop,
         "chat_template": False,
+        **call.options,
     }
 
 
@@ -90,6 +93,10 @@ def _flags(call: Call) -> list[str]:
     flags = ["--model", "toy", "--draft", "toy:oracle"]  # names only: the pair is ours
     flags += ["--max-tokens", f"{call.max_tokens}", "--block-size", f"{call.block_size}"]
     flags += ["--temperature", f"{call.temperature}", "--seed", f"{call.seed}"]
+    for name, value in call.options.items():
+        flag = "--" + name.replace("_", "-")
+        values = [f"{token}={bias}" for token, bias in value] if name == "logit_bias" else [value]
+        flags += [word for one in values for word in (flag, f"{one}")]
     return flags + [word for stop in call.stop for word in ("--stop", stop)]
 
 
@@ -185,7 +192,12 @@ def speculative_stream(pair: Scripted, call: Call) -> Outcome:
     return Outcome(None, tokens, None)
 
 
-TORCH: dict[str, Any] = {"backends": ("torch",), "strings": False, "seed": _torch_seed}
+TORCH: dict[str, Any] = {
+    "backends": ("torch",),
+    "strings": False,
+    "options": False,
+    "seed": _torch_seed,
+}
 ENTRIES = [
     Entry("dflash.Engine.generate", generate, any_block=True),
     Entry("dflash.Engine.stream", stream, any_block=True),
