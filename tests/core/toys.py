@@ -62,8 +62,10 @@ def steps(
     policy: Policy,
     reuse: int = 0,
 ) -> Iterator[Step]:
-    """The loop with a clock that only counts."""
-    return decode(request, target, drafts, policy, ticks(), reuse)
+    """The loop with a clock that only counts; one that does not end is an error."""
+    for number, step in enumerate(decode(request, target, drafts, policy, ticks(), reuse)):
+        assert number < len(request.prompt) + request.max_tokens + 1, "the loop does not end"
+        yield step
 
 
 def tokens_of(run: Sequence[Step]) -> list[int]:
