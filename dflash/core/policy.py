@@ -123,8 +123,11 @@ class Adaptive:
         now = {draft: self._survival_of(draft, outlooks[draft].grade) for draft in able}
         room = {draft: self._room(outlooks[draft]) for draft in able}
         options = self._speeds(able, now, room)
-        best = max(options, key=options.__getitem__, default=(0, 0))
-        if not options or options[best] <= _WORTH_IT:
+        if not options:  # the books allow nothing
+            self.state = State.FALLBACK
+            return 0, 0
+        best = max(options, key=options.__getitem__)
+        if options[best] <= _WORTH_IT:
             self.state = State.FALLBACK
             return best if self._due(*best) else (0, 0)
         self.state = State.SPECULATING

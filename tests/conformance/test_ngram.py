@@ -46,8 +46,6 @@ everywhere = pytest.mark.parametrize("beside", ["alone", *SCRIPTS])
 def test_output_is_that_of_plain_decoding(
     engine_entry: Entry, beside: str, block_size: Any, backend: Backend
 ) -> None:
-    if beside != "alone" and block_size == "auto":
-        pytest.xfail("POLICY")  # TEMPORARY
     call = Call(TEXT * 3, block_size=block_size, max_tokens=48)
     check(engine_entry, backend, with_ngram(backend, beside), call)
 
@@ -68,8 +66,6 @@ def test_a_stop_id_ends_the_text_wherever_it_stands(beside: str, backend: Backen
 
 @everywhere
 def test_a_conversation_continues_where_it_ended(beside: str, backend: Backend) -> None:
-    if beside != "alone":
-        pytest.xfail("POLICY")  # TEMPORARY
     text = [71, 103, 35, 90] * 3
     with Engine(with_ngram(backend, beside)) as engine:
         for size in (4, 16, "auto", 4):
