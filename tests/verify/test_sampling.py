@@ -20,7 +20,7 @@ from dflash.verify.sampling import DEPTH, Audit, audit, drawn_by
 Floats = NDArray[np.float64]
 Rule = Callable[[Sequence[int], Floats, Floats, Sequence[float]], tuple[int, Floats]]
 
-VOCAB, DRAFTED, SAMPLES = 16, 2, 12_000
+VOCAB, DRAFTED, SAMPLES = 16, 2, 8_000
 TARGET = ToyModel(vocab_size=VOCAB, eos_ids=frozenset(), words=False)
 PROMPT = (3, 1, 4)
 
@@ -122,7 +122,7 @@ def engine(model: ToyModel = TARGET, script: Sequence[int] | None = (1, 0, 3)) -
 
 
 @pytest.mark.parametrize("seed", [0, None])
-@pytest.mark.parametrize("script", [None, (1, 0, 3), (0,)], ids=["oracle", "script", "never"])
+@pytest.mark.parametrize("script", [(1, 0, 3), (0,)], ids=["sometimes", "never"])
 def test_samples_of_the_engine_pass(
     seed: int | None, script: Sequence[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,9 +131,9 @@ def test_samples_of_the_engine_pass(
     settings = {"temperature": 0.8, "top_k": 8, "seed": seed, "block_size": 4}
     with engine(script=script) as running:
         exact = partial(Judge(running, settings).exact, PROMPT)
-        found = audit("engine", drawn_by(running, PROMPT, settings), exact, 1500)
+        found = audit("engine", drawn_by(running, PROMPT, settings), exact, 800)
     assert found.passed
-    assert found.positions[0].draws == 1500
+    assert found.positions[0].draws == 800
     assert found.positions[1].prefixes > 1
 
 
