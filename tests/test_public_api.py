@@ -74,10 +74,11 @@ def test_the_engine_is_called_as_documented() -> None:
 
 def test_results_have_the_documented_fields() -> None:
     assert list(dflash.Generation.__dataclass_fields__) == [
-        *("text", "token_ids", "finish_reason", "stats")
+        *("text", "token_ids", "finish_reason", "stats", "logprobs", "others")
     ]
     assert list(dflash.Chunk.__dataclass_fields__) == [
-        *("text", "token_ids", "sources", "pieces", "finish_reason", "stats", "state")
+        *("text", "token_ids", "sources", "pieces", "finish_reason", "stats", "state"),
+        *("logprobs", "index"),
     ]
     assert list(dflash.Stats.__dataclass_fields__) == [
         *("prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
@@ -94,9 +95,11 @@ def test_options_have_the_documented_names() -> None:
         "profile",
     ]
     assert list(dflash.GenerateConfig.__dataclass_fields__) == [
-        *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
-        *("block_size", "draft_tokens", "ignore_eos", "reuse", "strict_mode"),
-        "min_acceptance_rate",
+        *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+        *("presence_penalty", "frequency_penalty", "no_repeat_ngram", "logit_bias", "bad_words"),
+        *("min_tokens", "logits_processors", "seed", "stop", "stop_token_ids", "ignore_eos"),
+        *("json_schema", "regex", "grammar", "logprobs", "n", "echo", "block_size"),
+        *("draft_tokens", "strict_mode", "rule", "greedy_drafts", "min_acceptance_rate", "reuse"),
     ]
 
 
