@@ -30,7 +30,8 @@ DRIVERS = {
 }
 """The only files that run the loop for a text, and an entry of the suite that goes through each."""
 
-MEASURING = {"dflash/doctor/measured/cost.py": "times rounds; nobody reads its text"}
+MEASURING = "dflash/doctor/measured/"
+"""Times rounds of a pair; nobody reads the text."""
 
 
 def public_names() -> set[str]:
@@ -80,5 +81,6 @@ def test_only_known_files_run_the_loop_and_an_entry_goes_through_each() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "dflash.core.decode":
                 running.add(str(file.relative_to(package.parent)))
-    assert running - set(MEASURING) == set(DRIVERS), "a new driver of the loop needs an entry"
+    running = {file for file in running if not file.startswith(MEASURING)}
+    assert running == set(DRIVERS), "a new driver of the loop needs an entry"
     assert set(DRIVERS.values()) <= {entry.name for entry in ENTRIES}
