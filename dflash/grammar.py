@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib import import_module
 from threading import Lock
 from typing import Any
 
@@ -19,6 +20,8 @@ from dflash.core.protocols import Pair
 from dflash.core.types import Grammar
 from dflash.errors import ConfigError, MissingBackend
 
+# JSON wants these escaped inside strings, which not every rule of xgrammar insists on.
+_CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 _PLACE = re.compile(r"^\[[\d:]+\] \S+: ")  # where in xgrammar it happened
 MOST_SPACE = 32  # white space in a row in JSON: enough for any layout, and small models end
 
@@ -30,6 +33,7 @@ class Grammars:
         """Nothing is imported before the first constraint."""
         self._pair, self._lock = pair, Lock()
         self._compiler: Any = None
+        self._raw = np.zeros(pair.vocab_size, dtype=bool)  # tokens that JSON strings may not hold
         self._compiled: dict[tuple[str, str], Any] = {}
 
     def start(self, constraint: tuple[str, str] | None) -> Grammar | None:
@@ -42,10 +46,16 @@ class Grammars:
         with self._lock:
             if constraint not in self._compiled:
                 self._compiled[constraint] = self._compile(*constraint)
-            return Matched(self._compiled[constraint], self._pair.vocab_size)
+            never = self._raw if constraint[0] == "json_schema" else None
+            return Matched(self._compiled[constraint], self._pair.vocab_size, never)
 
     def _compile(self, kind: str, text: str) -> Any:
-        compiler = self._compiler = self._compiler or _make_compiler(self._pair)
+        if self._compiler is None:
+            info = _tokens_of(self._pair)
+            self._compiler = import_module("xgrammar").GrammarCompiler(info)
+            for token, spelt in enumerate(info.decoded_vocab):
+                self._raw[token] = _CONTROL.search(spelt) is not None
+        compiler = self._compiler
         try:
             if kind == "json_schema":
                 return compiler.compile_json_schema(text, max_whitespace_cnt=MOST_SPACE)
@@ -60,11 +70,11 @@ class Grammars:
 class Matched:
     """The Grammar protocol over one xgrammar matcher."""
 
-    def __init__(self, compiled: Any, size: int) -> None:
-        """``size`` is the target's vocabulary, padding included."""
-        import xgrammar
-
-        self._matcher, self._size = xgrammar.GrammarMatcher(compiled), size
+    def __init__(self, compiled: Any, size: int, never: NDArray[np.bool_] | None = None) -> None:
+        """``size`` is the target's vocabulary, padding included; ``never`` [V] what is forbidden
+        beside."""
+        self._matcher, self._size = import_module("xgrammar").GrammarMatcher(compiled), size
+        self._never = never
         self._bits = np.zeros((1, (size + 31) // 32), np.int32)
         self._mask: NDArray[np.bool_] | None = None  # of the place where the matcher stands
         self._ahead: list[int] = []  # drafts the matcher stands behind
@@ -103,12 +113,15 @@ class Matched:
             self._matcher.fill_next_token_bitmask(self._bits)
             bits = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")
             self._mask = bits[: self._size].astype(bool)
+            if self._never is not None:
+                self._mask &= ~self._never
         return self._mask
 
 
-def _make_compiler(pair: Pair) -> Any:
+def _tokens_of(pair: Pair) -> Any:
+    """The target's vocabulary as xgrammar knows it."""
     try:
-        import xgrammar
+        xgrammar = import_module("xgrammar")
     except ImportError as problem:
         raise MissingBackend(
             "text held to a grammar needs xgrammar: pip install 'dflash-engine[grammar]'"
@@ -120,8 +133,6 @@ def _make_compiler(pair: Pair) -> Any:
     options: Any = {"vocab_size": pair.vocab_size, "stop_token_ids": sorted(pair.eos_ids)}
     tokens = getattr(pair.tokenizer, "vocabulary", None)
     if tokens is not None:
-        info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, **options)
-    else:
-        tokenizer = getattr(pair.tokenizer, "inner", pair.tokenizer)
-        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, **options)
-    return xgrammar.GrammarCompiler(info)
+        return xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, **options)
+    tokenizer = getattr(pair.tokenizer, "inner", pair.tokenizer)
+    return xgrammar.TokenizerInfo.from_huggingface(tokenizer, **options)
