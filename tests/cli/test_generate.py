@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -242,7 +243,9 @@ def slow(tmp_path):
     def start(*words):
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         argv = [sys.executable, str(file), *words]
-        return subprocess.Popen(argv, env=environment(), text=True, **pipes)
+        # a test run started in the background hands on an ignored SIGINT, which Python keeps
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(argv, env=environment(), text=True, preexec_fn=heed, **pipes)
 
     return start
 
