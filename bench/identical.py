@@ -26,10 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, print, exit 1 on a real difference."""
     parser = record.parser(__doc__, tokens=96, prompts=40)
     parser.add_argument("--prompts", type=int, default=200, help="of all sets, in turn")
+    parser.add_argument("--skip", type=int, default=0, help="the first N, for a run in parts")
     parser.add_argument("--block-size", type=int, default=8)
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
-    prompts = track(sets.mixed(flags.prompts), transient=True)
+    prompts = track(sets.mixed(flags.prompts)[flags.skip :], transient=True)
     settings = {"max_tokens": flags.tokens, "block_size": flags.block_size}
     with dflash.load(flags.target, flags.draft, threads=flags.threads, dtype="float32") as engine:
         result = Comparison(tuple(outcomes(engine, prompts, settings, Judge(engine).gap)))
