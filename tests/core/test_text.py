@@ -181,3 +181,25 @@ def test_a_long_text_is_not_decoded_from_the_start_each_time() -> None:
 
     assert streamed(Counting(), blocks_of(BYTES.encode(STORY * 50), [3])) == STORY * 50
     assert longest < 60
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_a_stop_string_that_is_complete_before_it_is_watched_for_ends_nothing(size: int) -> None:
+    text, early = b"ab ab ab ab", 4
+    stream, said = TextStream(BYTES, ["ab"]), ""
+    for block in blocks_of(list(text), [size]):
+        for token in block:
+            early -= 1
+            stream.watching = early < 0
+            said += stream.push([token])
+    assert said + stream.finish() == "ab ", "the second one is completed by the fifth token"
+    assert stream.stopped
+
+
+def test_what_was_held_back_unwatched_may_become_a_stop_string() -> None:
+    stream = TextStream(BYTES, ["abab"])
+    stream.watching = False
+    assert stream.push(b"abab") == "ab"
+    stream.watching = True
+    assert stream.push(b"ab") == ""
+    assert stream.stopped
