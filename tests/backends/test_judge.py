@@ -133,6 +133,15 @@ def test_q_is_what_the_tokens_were_drawn_from() -> None:
     assert (counts[q == 0] == 0).all()
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_draft_of_a_vocabulary_without_padding_is_understood(rule: Any) -> None:
+    request = Request(PROMPT, 9, sampling=Sampling(1.0, rule=rule, seed=1))
+    tokens, q = make_proposer(request)(DRAFTS["near"]()[:2, : VOCAB - 1], PROMPT)
+    drafted = torch.as_tensor(tokens).long()
+    ruling = settle(make_judge(request)(target_logits()[:3], PROMPT, drafted, q), drafted)
+    assert all(0 <= token < VOCAB for token in ruling.tokens)
+
+
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
 def test_a_draft_without_numbers_harms_nobody(rule: Any) -> None:
     request = Request(PROMPT, 9, sampling=Sampling(1.0, rule=rule, seed=1))

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dflash.backends.torch.logprobs import pack
 from dflash.backends.torch.options import Chain, make_chain
@@ -75,10 +76,15 @@ def _sampled(sampling: Sampling) -> _Decide:
         p = probabilities(rows, sampling)[None]
         kept = _coins(sampling, Stream.ACCEPT, position, ids.shape[0], rows)[None]
         own = _coins(sampling, Stream.OWN, position, 1, rows)
-        found = rule(ids[None], p, None if q is None else q[None], kept, own)
+        found = rule(ids[None], p, None if q is None else _padded(q, p.shape[-1])[None], kept, own)
         return Decision(flags(rows.amax(dim=-1), found.tokens[0]), found.accepted[0])
 
     return decide
+
+
+def _padded(q: Tensor, size: int) -> Tensor:
+    """``[n, V]``: a draft that does not know the padding of a target's head says none of it."""
+    return q if q.shape[-1] == size else F.pad(q, (0, size - q.shape[-1]))
 
 
 def _coins(sampling: Sampling, stream: Stream, position: int, count: int, like: Tensor) -> Tensor:
