@@ -14,6 +14,7 @@ from dflash.core.types import Request, Sampling
 from dflash.engine import Engine
 from tests.conformance.backends import SCRIPTS, SOMETIMES, Backend, Own, Scripted
 from tests.conformance.entries import Call, Entry
+from tests.conformance.grid import compare
 from tests.conformance.test_entries import TEXT, check
 
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5}
@@ -156,6 +157,12 @@ def test_an_echo_brings_the_prompt_first_and_counts_nothing(backend: Backend) ->
     assert found.stats.completion_tokens == 12
     assert first.sources == ("prompt",) * len(PROMPT)
     assert not any("prompt" in chunk.sources for chunk in rest)
+
+
+def test_a_corner_of_the_grid_is_the_same_at_every_block_size(backend: Backend) -> None:
+    found = list(compare(backend, 2))
+    assert [what for what, same in found if not same] == []
+    assert len(found) == 32
 
 
 def test_blocks_of_random_options_and_drafts(backend: Backend) -> None:

@@ -1,0 +1,102 @@
+"""Many prompts through every block size and way of decoding, against one token at a time.
+
+    python -m tests.conformance.grid --prompts 500
+
+Runs the tiny pairs of the conformance suite with scripted drafts: right for a random number of
+tokens each round. Prints how many texts were compared and every difference; the exit status is 1 if
+there is one. A few prompts of it are a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dflash.backends.toy import ScriptedDraft
+from dflash.config import GenerateConfig
+from dflash.core.accept import choose
+from dflash.core.logits import process
+from dflash.core.types import Request
+from dflash.engine import Engine
+from dflash.grammar import Grammars
+from dflash.requests import make_request
+from tests.conformance.backends import BLOCK, MAKERS, Backend, Scripted
+
+BLOCKS = (2, 4, 8, "auto")
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "constrained": {"regex": "([a-m]{1,4}[0-9]{1,3} ){2,9}[.!?]"},
+    "seeded": {"temperature": 0.9, "top_p": 0.95, "seed": 11, "no_repeat_ngram": 3},
+}
+TOKENS = 24
+
+
+def plain(backend: Backend, request: Request) -> list[int]:
+    """One token at a time: no cache, no loop, the options' one definition."""
+    said: list[int] = []
+    while len(said) < request.max_tokens:
+        row = backend.plain.logits([*request.prompt, *said])
+        said.append(choose(process(row, request, said), request.sampling, len(said)))
+        if request.grammar is not None:
+            request.grammar.commit(said[-1:])
+        if said[-1] in request.stop_ids:
+            break
+    return said
+
+
+class Told(Scripted):
+    """A scripted pair whose draft is told the text it has to say."""
+
+    text: Sequence[int] = ()
+
+    def open_drafts(self, capacity: int) -> list[ScriptedDraft]:
+        def ahead(request: Request, output: Sequence[int], count: int) -> list[int]:
+            return list(self.text[len(output) :][:count])
+
+        size = self._backend.pair.vocab_size
+        return [ScriptedDraft(ahead, size, self._script, BLOCK - 1)]
+
+
+def compare(backend: Backend, prompts: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
+    """(what was compared, whether it is the same) for every prompt, way and block size."""
+    rng = random.Random(seed)
+    for number in range(prompts):
+        prompt = [rng.randrange(256) for _ in range(rng.randint(1, 40))]
+        pair = Told(backend, [rng.randint(0, 7) for _ in range(9)], frozenset({0, 77}))
+        grammars = Grammars(pair)
+        for way, options in WAYS.items():
+            config = GenerateConfig(max_tokens=TOKENS, **options)
+            grammar = grammars.start(config.constraint)
+            expected = plain(backend, make_request(pair, prompt, config, grammar=grammar))
+            pair.text = expected
+            for size in BLOCKS:
+                with Engine(pair) as engine:
+                    asked = {**options, "max_tokens": TOKENS, "block_size": size}
+                    found = list(engine.generate(prompt, **asked).token_ids)
+                yield f"{backend.name} prompt {number} {way} block {size}", found == expected
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare, print, exit 1 on a difference."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prompts", type=int, default=500)
+    flags = parser.parse_args(arguments)
+    failed = 0
+    for name, make in sorted(MAKERS.items()):
+        with tempfile.TemporaryDirectory() as folder:
+            texts = list(compare(make(Path(folder), False), flags.prompts))
+        wrong = [what for what, same in texts if not same]
+        failed += len(wrong)
+        print(f"{name}: {len(texts)} texts compared, {len(wrong)} real differences")
+        print(*wrong, sep="\n", end="\n" if wrong else "")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
