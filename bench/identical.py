@@ -1,6 +1,7 @@
 """Whether speculation changes the text: ids with the draft against ids without, in float32.
 
     python -m bench.identical --prompts 200 --tokens 96
+    python -m bench.identical --prompts 60 --tokens 64 --way constrained --block-size auto
 
 ``dflash verify`` over the prompt sets, with the conditions of the run written down: at a first
 difference the target alone judges both continuations in a pass of one row. Two logits within 1e-3
@@ -12,14 +13,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
 import dflash
 from bench import record, sets
+from dflash.config import parse_block_size
 from dflash.verify.compare import Comparison, outcomes
 from dflash.verify.gap import Judge
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "points": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4},
+        "score": {"type": "integer"},
+    },
+    "required": ["title", "points", "score"],
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.1},
+    "constrained": {"json_schema": SCHEMA},
+    "seeded": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,16 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = record.parser(__doc__, tokens=96, prompts=40)
     parser.add_argument("--prompts", type=int, default=200, help="of all sets, in turn")
     parser.add_argument("--skip", type=int, default=0, help="the first N, for a run in parts")
-    parser.add_argument("--block-size", type=int, default=8)
+    parser.add_argument("--block-size", type=parse_block_size, default=8, help="N or auto")
+    parser.add_argument("--way", choices=WAYS, default="greedy", help="how the text is decoded")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     prompts = track(sets.mixed(flags.prompts)[flags.skip :], transient=True)
-    settings = {"max_tokens": flags.tokens, "block_size": flags.block_size}
+    settings = {"max_tokens": flags.tokens, "block_size": flags.block_size, **WAYS[flags.way]}
     with dflash.load(flags.target, flags.draft, threads=flags.threads, dtype="float32") as engine:
-        result = Comparison(tuple(outcomes(engine, prompts, settings, Judge(engine).gap)))
+        result = Comparison(tuple(outcomes(engine, prompts, settings, Judge(engine, settings).gap)))
     _print(result)
     out = flags.out or Path("runs/identical.json")
-    record.write(out, {"conditions": before, **result.to_json()})
+    record.write(out, {"conditions": before, "settings": settings, **result.to_json()})
     sys.exit(result.count("real") > 0)
 
 
