@@ -10,6 +10,7 @@ HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE   never reach out to the hub
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,11 @@ def block_size() -> int | Literal["auto"] | None:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"DFLASH_BLOCK_SIZE must be 1 or more, or 'auto'; it is {text!r}")
     return int(text)
+
+
+def with_variables(added: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment and ``added``: for a program that is started."""
+    return {**os.environ, **added}
 
 
 def in_ci() -> bool:

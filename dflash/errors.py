@@ -10,6 +10,7 @@
     ├── PromptError            the prompt is empty or longer than the context
     ├── DownloadError          something could not be fetched
     ├── OutOfMemory            more bytes needed than there are
+    ├── LaunchError            a program of another engine did not start, or ended by itself
     ├── EngineClosed           the engine was closed before or while it was asked
     └── DataError              training or prompt data is malformed
 
@@ -63,6 +64,10 @@ class DownloadError(DFlashError):
 
 class OutOfMemory(DFlashError, MemoryError):
     """Allocation failed; the message has bytes needed, bytes free and the flags that help."""
+
+
+class LaunchError(DFlashError):
+    """Another engine's server could not be started, did not become ready, or ended by itself."""
 
 
 class EngineClosed(DFlashError):

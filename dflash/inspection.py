@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -269,18 +270,32 @@ def _value(reader: Any, key: str) -> Any:
 
 
 def _hub(name: str) -> Inspection:
+    config = hub_config(name)
+    from huggingface_hub import get_safetensors_metadata
+
+    with _asking(name):
+        counts = get_safetensors_metadata(name).parameter_count
+    return _folder(name, config, Counter(counts))
+
+
+def hub_config(name: str) -> dict[str, Any]:
+    """config.json of a hub id. Raises DownloadError, MissingBackend, CheckpointError."""
     if env.offline():
         raise DownloadError(f"{name} is no local folder, and HF_HUB_OFFLINE forbids asking the hub")
     try:
-        from huggingface_hub import get_safetensors_metadata, hf_hub_download
+        from huggingface_hub import hf_hub_download
     except ImportError as problem:
         raise MissingBackend(
             f"{name} is no local folder; hub ids need: pip install 'dflash-engine[hub]'"
         ) from problem
+    with _asking(name):
+        return read_config(hf_hub_download(name, "config.json"))
+
+
+@contextmanager
+def _asking(name: str) -> Iterator[None]:
     try:
-        config = read_config(hf_hub_download(name, "config.json"))
-        counts = get_safetensors_metadata(name).parameter_count
+        yield
     except (OSError, ValueError) as problem:  # the hub's own errors are OSErrors
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
         raise DownloadError(f"cannot look at {name} on the hub: {lines[0]}") from problem
-    return _folder(name, config, Counter(counts))

@@ -1,0 +1,202 @@
+"""From names to a `Plan`: what the pair is, whether it fits, which block it gets.
+
+Reads configs and headers only; of a hub id only config.json is fetched. Tokenizers and chat
+templates are not looked at here, so the checks that need them say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from dflash.cluster.plan import Method, Plan
+from dflash.config import NGRAM, NO_DRAFT, BlockSize, split_draft
+from dflash.doctor.static import Choice, Finding, TargetFacts, check_pair, insist
+from dflash.drafts.keys import Keys, flatten_speculators, read_config
+from dflash.drafts.kinds import SUPPORTED, kind_of
+from dflash.drafts.spec import read_spec
+from dflash.errors import CheckpointError, ConfigError, PairError
+from dflash.inspection import hub_config, inspect
+
+MTP = "mtp"
+HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+"""Keys of a target's config that count its own multi-token prediction layers."""
+USUAL_BLOCK = {"eagle3": 4, "mtp": 2}
+"""Rows of a pass where a draft has no native block: 3 and 1 drafted, as the engines' docs have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a plan needs to know of a draft."""
+
+    method: Method
+    native: int | None = None  # block size, anchor included; None = drafts step by step
+    default: int | None = None
+    mixed_attention: bool = False
+    findings: tuple[Finding, ...] = ()
+
+
+def make_plan(target: str, draft: str | None, block: BlockSize, **options: Any) -> Plan:
+    """The plan for a pair; ``plan.notes`` says what is odd about it.
+
+    ``draft`` None or "none" is plain decoding, "mtp" the target's own heads. ``options`` are fields
+    of `Plan`. Raises PairError for a pair that does not fit, CheckpointError, DownloadError,
+    ConfigError.
+    """
+    facts = target_facts(target)
+    if draft is None or draft == NO_DRAFT:
+        return Plan(target, **options)
+    model, look_up = split_draft(draft)
+    if look_up or model == NGRAM:
+        raise ConfigError(
+            "look-up drafts are this package's own: serve them without --engine, or name a model"
+        )
+    choice = Choice(draft, window=options.get("window"))
+    found = _mtp(target) if draft == MTP else look(draft, facts, choice)
+    warnings = insist(list(found.findings), facts, choice)
+    size, notes = _block(block, found)
+    return Plan(
+        target,
+        method=found.method,
+        draft=None if draft == MTP else draft,
+        block_size=size,
+        asked=block,
+        mixed_attention=found.mixed_attention,
+        notes=(*warnings, *notes),
+        **options,
+    )
+
+
+def target_facts(name: str) -> TargetFacts:
+    """What configs or GGUF metadata say of a target. Raises PairError when it is a draft."""
+    seen = inspect(name) if _local(name) else None
+    if seen is not None and seen.format == "GGUF":
+        if seen.kind != "target":
+            raise PairError(f"{name} is a draft ({seen.architecture}): give it as --draft")
+        facts = seen.facts
+        return TargetFacts(
+            name, facts["hidden size"], facts["layers"], embedding_rows=facts["vocabulary"]
+        )
+    config = _config(name)
+    kind = kind_of(config)
+    if kind != "target":
+        raise PairError(f"{name} is a draft of kind {kind}: give it as --draft")
+    text = config.get("text_config", config)
+    eos = text.get("eos_token_id", config.get("eos_token_id"))
+    return TargetFacts(
+        name,
+        hidden_size=_count(name, text, "hidden_size"),
+        num_layers=_count(name, text, "num_hidden_layers"),
+        embedding_rows=_count(name, text, "vocab_size"),
+        eos_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
+        pad_id=text.get("pad_token_id"),
+    )
+
+
+def look(name: str, target: TargetFacts, choice: Choice) -> Draft:
+    """What the draft ``name`` is, and all that is wrong with it beside ``target``."""
+    if _local(name) and (seen := inspect(name)).format == "GGUF":
+        return _look_gguf(seen.facts, seen.architecture, target)
+    config = _config(name)
+    method = _method(kind_of(config), name)
+    if method in SUPPORTED:
+        spec = read_spec(config, num_target_layers=target.num_layers)
+        return Draft(
+            method,
+            spec.block_size,
+            spec.default_block_size,
+            mixed_attention=len(set(spec.layer_types)) > 1,
+            findings=tuple(f for f in check_pair(spec, target, choice) if f.check != "template"),
+        )
+    keys = Keys(flatten_speculators(config))
+    native = keys.maybe("block_size") if method not in USUAL_BLOCK else None
+    return Draft(method, native, findings=tuple(_sizes(keys, target)))
+
+
+def _method(kind: str, name: str) -> Method:
+    if kind not in get_args(Method):
+        known = ", ".join(get_args(Method))
+        raise PairError(f"{name} is a {kind}, not a draft that other engines run: they run {known}")
+    return cast(Method, kind)
+
+
+def _sizes(keys: Keys, target: TargetFacts) -> list[Finding]:
+    """Width and vocabulary, for drafts without a spec of their own here."""
+    pairs = (
+        ("width", keys.get("target_hidden_size", keys.get("hidden_size")), target.hidden_size),
+        ("vocabulary", keys.get("vocab_size"), target.embedding_rows),
+    )
+    return [
+        Finding("error", check, f"the draft has a {check} of {its}, {target.name} of {ours}")
+        for check, its, ours in pairs
+        if its is not None and its != ours
+    ]
+
+
+def _look_gguf(facts: Mapping[str, Any], architecture: str, target: TargetFacts) -> Draft:
+    """llama.cpp ends the process for most of these faults, at the first request."""
+    method = _method(str(facts.get("method") or architecture), "the draft's file")
+    wrong = {}
+    if facts.get("vocabulary") != target.embedding_rows:
+        wrong["vocabulary"] = (
+            f"the draft has {facts.get('vocabulary')} tokens, {target.name} {target.embedding_rows}"
+        )
+    reach = target.num_layers - 2  # llama.cpp reads inputs of layers, so not the last output
+    beyond = [tap for tap in facts.get("taps") or () if not 0 <= tap <= reach]
+    if beyond:
+        wrong["depth"] = (
+            f"the draft taps layers {beyond}; of {target.name} llama.cpp can tap 0 to {reach}"
+        )
+    if method not in USUAL_BLOCK and facts.get("mask token id") is None:
+        wrong["mask"] = "the draft's file names no mask token"
+    findings = [Finding("error", check, message) for check, message in wrong.items()]
+    return Draft(method, facts.get("block size"), findings=tuple(findings))
+
+
+def _mtp(target: str) -> Draft:
+    """The target's own heads."""
+    config = {} if target.endswith(".gguf") else _config(target)
+    text = config.get("text_config", config)
+    heads = any(text.get(key) or config.get(key) for key in HEADS)
+    if not heads and not target.endswith(".gguf"):
+        raise PairError(
+            f"{target} has no multi-token prediction layers ({', '.join(HEADS)} in config.json): "
+            "name a draft instead"
+        )
+    return Draft("mtp")
+
+
+def _block(asked: BlockSize, draft: Draft) -> tuple[int, list[str]]:
+    """Rows of a pass and what to say about it; as everywhere, the native size is the cap."""
+    native = draft.native
+    if native is None:
+        size = asked if isinstance(asked, int) else USUAL_BLOCK.get(draft.method, 16)
+        return size, []
+    if asked == "auto":
+        return native, [f"the engine has no block size 'auto': the draft's native {native} is used"]
+    size = asked or draft.default or native
+    if size > native:
+        return native, [f"block size {size} is more than this draft can do: {native} is used"]
+    return size, []
+
+
+def _local(name: str) -> bool:
+    return Path(name).expanduser().exists()
+
+
+def _config(name: str) -> Mapping[str, Any]:
+    """config.json of a folder or a hub id."""
+    if _local(name):
+        return read_config(Path(name).expanduser())
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(f"no such file or folder: {name} (a hub id is written owner/name)")
+    return hub_config(name)
+
+
+def _count(name: str, config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int):
+        raise CheckpointError(f"config.json of {name} has no {key}: is it a language model?")
+    return value
