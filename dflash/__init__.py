@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from dflash.model import (
+        DFlash2DraftModel,
         DFlashDraftModel,
         extract_context_feature,
         load_and_process_dataset,
@@ -45,6 +46,7 @@ _HOME = {
     "CheckpointError": "dflash.errors",
     "Chunk": "dflash.results",
     "ConfigError": "dflash.errors",
+    "DFlash2DraftModel": "dflash.model",
     "DFlashDraftModel": "dflash.model",
     "DFlashError": "dflash.errors",
     "DataError": "dflash.errors",
@@ -71,6 +73,7 @@ __all__ = [
     "CheckpointError",
     "Chunk",
     "ConfigError",
+    "DFlash2DraftModel",
     "DFlashDraftModel",
     "DFlashError",
     "DataError",

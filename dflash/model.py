@@ -29,16 +29,27 @@ except ImportError as problem:
     ) from problem
 
 from dflash.backends.torch.dflash import DFlashDraftModel as Module
-from dflash.backends.torch.draft_load import draft_dtype, resolve_draft
+from dflash.backends.torch.dflash2 import DFlash2DraftModel as Module2
+from dflash.backends.torch.draft_load import resolve_draft
 from dflash.backends.torch.draft_weights import load_weights
+from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import wrap_target
 from dflash.config import GenerateConfig, LoadConfig, token_ids
 from dflash.datasets import load_and_process_dataset
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.drafts.spec import DraftSpec, Taps, read_spec
-from dflash.model_run import GenerationStats, Run, make_request, make_stats
+from dflash.model_run import (
+    GenerationStats,
+    Run,
+    device_of,
+    dtype_of,
+    make_request,
+    make_stats,
+    one_id,
+)
 
 __all__ = [
+    "DFlash2DraftModel",
     "DFlashDraftModel",
     "GenerationStats",
     "build_target_layer_ids",
@@ -48,6 +59,7 @@ __all__ = [
     "sample",
 ]
 
+NAMED = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
 GREEDY_BELOW = 1e-5  # upstream's border between argmax and sampling
 
 
@@ -101,8 +113,11 @@ class DFlashDraftModel(Module):
         del trust_remote_code, attn_implementation
         folder = resolve_draft(str(path))
         spec = read_spec(folder, taps=taps)
-        kind = _dtype(torch_dtype if torch_dtype is not None else dtype, spec)
-        loaded, tables = load_weights(folder, spec, device=_device(device_map), dtype=kind)
+        if KINDS.load(spec.kind).module not in cls.__mro__:
+            advice = NAMED.get(spec.kind, "dflash.load")
+            raise ConfigError(f"{path} is a draft of kind {spec.kind!r}: use {advice}")
+        kind = dtype_of(torch_dtype if torch_dtype is not None else dtype, spec)
+        loaded, tables = load_weights(folder, spec, device=device_of(device_map), dtype=kind)
         with torch.device("meta"):
             model = cls(spec)
         model.load_state_dict(loaded.state_dict(), assign=True)
@@ -119,7 +134,7 @@ class DFlashDraftModel(Module):
 
     @mask_token_id.setter
     def mask_token_id(self, value: int) -> None:
-        self.spec = replace(self.spec, mask_token_id=_one(value, "mask_token_id"))
+        self.spec = replace(self.spec, mask_token_id=one_id(value, "mask_token_id"))
 
     @property
     def target_layer_ids(self) -> list[int]:
@@ -208,6 +223,10 @@ class DFlashDraftModel(Module):
         )
 
 
+class DFlash2DraftModel(DFlashDraftModel, Module2):
+    """A DFlash2 draft: the same, with convolutions and a selector of candidates."""
+
+
 def dflash_generate(
     model: DFlashDraftModel,
     target: Any,
@@ -270,30 +289,3 @@ def sample(logits: Tensor, temperature: float = 0.0, top_p: float = 1.0, top_k: 
         p = torch.zeros_like(p).scatter(-1, order, ordered)
     drawn = torch.multinomial(p.reshape(-1, p.shape[-1]), 1)
     return drawn.reshape(logits.shape[:-1])
-
-
-def _dtype(asked: Any, spec: DraftSpec) -> torch.dtype:
-    """ "auto" = as stored; what is stored as float16 runs in bfloat16."""
-    if asked is None or asked == "auto":
-        stored = str(spec.raw.get("dtype") or spec.raw.get("torch_dtype") or "float32")
-        wide = stored.removeprefix("torch.") == "float32"
-        return torch.float32 if wide else torch.bfloat16
-    return draft_dtype(LoadConfig("draft", draft_dtype=asked).draft_dtype, torch.float32)
-
-
-def _device(device_map: Any) -> torch.device:
-    if device_map is None or device_map == "auto":  # it follows its target on first use
-        return torch.device("cpu")
-    if isinstance(device_map, Mapping):
-        places = set(device_map.values())
-        if len(places) != 1:
-            raise ConfigError(f"a draft lives on one device, device_map names {len(places)}")
-        device_map = places.pop()
-    return torch.device(device_map)
-
-
-def _one(value: Any, name: str) -> int:
-    ids = token_ids(value)
-    if len(ids) != 1:
-        raise ConfigError(f"{name} must be one integer, got {value!r}")
-    return ids[0]

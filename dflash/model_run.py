@@ -5,24 +5,27 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from dflash.backends.torch.dflash_session import DFlashSession
-from dflash.backends.torch.draft_load import make_tables
+from dflash.backends.torch.draft_load import draft_dtype, make_tables
+from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.backends.torch.wrap import settle, window_of
-from dflash.config import GenerateConfig
+from dflash.config import GenerateConfig, LoadConfig, token_ids
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed, Off
 from dflash.core.types import Request, Sampling, Step
-from dflash.errors import PromptError
+from dflash.drafts.spec import DraftSpec
+from dflash.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from dflash.model import DFlashDraftModel
@@ -97,7 +100,9 @@ class Run:
 
     def _draft(self, room: int) -> DFlashSession:
         tables = make_tables(self.model.spec, self.target, self.model.own_tables)
-        return DFlashSession(self.model, tables, room, window=self.window)
+        make = KINDS.load(self.model.spec.kind).session
+        session: DFlashSession = make(self.model, tables, room, window=self.window)
+        return session
 
 
 def make_request(
@@ -139,3 +144,32 @@ def make_stats(output: Tensor, prompt_length: int, steps: Sequence[Step]) -> Gen
         time_per_output_token=sum(step.ns for step in rounds) / 1e9 / max(made, 1),
         acceptance_lengths=[len(step.tokens) for step in rounds],
     )
+
+
+def dtype_of(asked: Any, spec: DraftSpec) -> torch.dtype:
+    """ "auto" = as stored; what is stored as float16 runs in bfloat16."""
+    if asked is None or asked == "auto":
+        stored = str(spec.raw.get("dtype") or spec.raw.get("torch_dtype") or "float32")
+        wide = stored.removeprefix("torch.") == "float32"
+        return torch.float32 if wide else torch.bfloat16
+    return draft_dtype(LoadConfig("draft", draft_dtype=asked).draft_dtype, torch.float32)
+
+
+def device_of(device_map: Any) -> torch.device:
+    """The one device a draft is asked onto. Raises ConfigError for several."""
+    if device_map is None or device_map == "auto":  # it follows its target on first use
+        return torch.device("cpu")
+    if isinstance(device_map, Mapping):
+        places = set(device_map.values())
+        if len(places) != 1:
+            raise ConfigError(f"a draft lives on one device, device_map names {len(places)}")
+        device_map = places.pop()
+    return torch.device(device_map)
+
+
+def one_id(value: Any, name: str) -> int:
+    """The one token id in ``value``, of any form. Raises ConfigError."""
+    ids = token_ids(value)
+    if len(ids) != 1:
+        raise ConfigError(f"{name} must be one integer, got {value!r}")
+    return ids[0]

@@ -35,6 +35,7 @@ LAYERS = {
     "dflash.drafts.ngram": 2,
     "dflash.core.decode": 3,
     "dflash.drafts.spec": 3,
+    "dflash.drafts.dflash2": 3,
     "dflash.doctor": 4,
     "dflash.blocks": 4,
     "dflash.datasets": 4,

@@ -12,6 +12,7 @@ NAMES = [
     "CheckpointError",
     "Chunk",
     "ConfigError",
+    "DFlash2DraftModel",
     "DFlashDraftModel",
     "DFlashError",
     "DataError",
@@ -34,6 +35,7 @@ NAMES = [
     "sample",
 ]
 FACADE = [
+    "DFlash2DraftModel",
     "DFlashDraftModel",
     "GenerationStats",
     "build_target_layer_ids",

@@ -23,6 +23,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 A = TypeVar("A")  # the backend's array type; the core never looks inside
 
 Rule = Literal["match", "rejection", "block"]
+Path = Literal["walk", "best"]
 Processor = Callable[[list[int], Any], Any]
 """``(ids of prompt and output so far, logits [V] as numpy) -> logits [V]``; the host's."""
 
@@ -79,6 +80,8 @@ class Sampling:
     processors: tuple[Processor, ...] = ()
     logprobs: int | None = None  # how many alternatives to report beside each token; None = off
     greedy_drafts: bool = False  # drafts propose their likeliest token also above temperature 0
+    draft_path: Path = "walk"  # token after token, or the likeliest path as a whole
+    draft_p_min: float = 0.0  # a draft stops where its likeliest token has less; 0 = off
 
 
 @dataclass(frozen=True, slots=True)

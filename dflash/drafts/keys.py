@@ -62,7 +62,7 @@ def flatten_speculators(config: Config) -> Config:
     """A speculators-format config as the flat one; any other config unchanged.
 
     The stack's sizes sit in ``transformer_layer_config``, tap ids are stored one higher, and
-    sliding layers are causal unless ``sliding_window_non_causal``.
+    sliding layers are causal unless ``sliding_window_non_causal``, which DFlash2 drafts imply.
     """
     if "speculators_model_type" not in config:
         return config
@@ -74,7 +74,7 @@ def flatten_speculators(config: Config) -> Config:
     flat = {**stack, **{k: v for k, v in config.items() if k != "transformer_layer_config"}}
     flat["block_size"] = config.get("block_size", 8)
     flat["model_type"] = stack.get("model_type")
-    if config.get("sliding_window_non_causal"):
+    if config.get("sliding_window_non_causal", config["speculators_model_type"] == "dflash2"):
         flat["is_causal"] = False
     if isinstance(verifier, Mapping):
         flat["target_name"] = verifier.get("name_or_path")

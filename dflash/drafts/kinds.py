@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash.errors import CheckpointError
+from dflash.registry import Registry
 
-SUPPORTED = ("dflash",)
+READERS = Registry(
+    "draft kind",
+    {
+        "dflash": "dflash.drafts.spec:read_dflash",
+        "dflash2": "dflash.drafts.dflash2:read_dflash2",
+    },
+)
+"""Kind to ``(keys, config as it was read, taps) -> DraftSpec``. A kind without a line here is
+recognised and refused by name."""
 
 # Lower-case fragments of an architecture's name, most telling first: dflash2 contains dflash.
 _FRAGMENTS = (
@@ -23,6 +32,7 @@ _DFLASH_NAMES = frozenset(
 _TARGET_ENDINGS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _DFLASH_KEYS = frozenset({"dflash_config", "target_layer_ids"})  # no target has them
 _SIBLING_KEYS = (
+    ("selector_top_k", "dflash2"),
     ("selector_rank", "dflash2"),
     ("conv_kernel_size", "dflash2"),
     ("markov_rank", "dspark"),
@@ -91,8 +101,8 @@ def _unknown(found: list[str]) -> str:
     raise CheckpointError(
         f"config.json describes {', '.join(found)!r}, which is neither a known draft nor a "
         "target. Supported drafts: DFlash v1 (DFlashDraftModel, DFlashSpeculator, "
-        "MuseGlimmerAssistantModel). If it is a DFlash v1 draft under another name, set "
-        '"architectures": ["DFlashDraftModel"] in its config.json'
+        "MuseGlimmerAssistantModel), DFlash2 (DFlash2DraftModel). If it is a DFlash v1 draft under "
+        'another name, set "architectures": ["DFlashDraftModel"] in its config.json'
     )
 
 

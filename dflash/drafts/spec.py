@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash.drafts.keys import Config, Keys, flatten_speculators, read_config
-from dflash.drafts.kinds import SUPPORTED, kind_of
+from dflash.drafts.kinds import READERS, kind_of
 from dflash.drafts.layers import build_target_layer_ids
+from dflash.drafts.methods import DFlash2
 from dflash.drafts.rope import read_rope
 from dflash.errors import CheckpointError, ConfigError
 
@@ -61,6 +62,7 @@ class DraftSpec:
     target_name: str | None = None
     tokenizer_digest: str | None = None  # of the target, see doctor.static.name
     attention_mode: str = "gqa"
+    dflash2: DFlash2 | None = None  # what only a draft of that kind has
     raw: Config = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -111,15 +113,18 @@ def read_spec(
             f"{where} is a target model ({', '.join(config['architectures'])}), not a draft. "
             "Give it as --model and a DFlash draft as --draft"
         )
-    if kind not in SUPPORTED:
+    if kind not in READERS.names():
         raise CheckpointError(
-            f"{where} is a draft of kind {kind!r}, which is not supported yet; DFlash v1 is"
+            f"{where} is a draft of kind {kind!r}, which is not supported yet; "
+            f"{', '.join(READERS.names())} are"
         )
     keys = Keys(flatten_speculators(config))
-    return _read_dflash(keys, config, _taps(keys, taps, num_target_layers))
+    spec: DraftSpec = READERS.load(kind)(keys, config, _taps(keys, taps, num_target_layers))
+    return spec
 
 
-def _read_dflash(keys: Keys, raw: Config, taps: tuple[int, ...]) -> DraftSpec:
+def read_dflash(keys: Keys, raw: Config, taps: tuple[int, ...]) -> DraftSpec:
+    """The spec of a DFlash v1 draft; siblings add to it. Raises CheckpointError."""
     layers = keys.count("num_hidden_layers")
     heads = keys.count("num_attention_heads")
     hidden = keys.count("hidden_size")

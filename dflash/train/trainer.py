@@ -94,7 +94,7 @@ def draft_states(
                 causal=causal, window=window,
             )  # fmt: skip
         masks.append(cache[causal, window])
-    states = model.block(noise, block.positions.to(noise.device), context, masks)
+    states = model.block(noise, block.positions.to(noise.device), context, masks, size)
     return states.reshape(len(states), -1, size, states.shape[-1])
 
 

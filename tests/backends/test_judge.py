@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dflash.backends.torch import judge as judging
-from dflash.backends.torch.judge import make_judge, make_proposer
+from dflash.backends.torch.judge import make_judge
+from dflash.backends.torch.propose import make_proposer
 from dflash.backends.torch.sampling import Ruling, probabilities, settle
 from dflash.core import accept, noise
 from dflash.core.noise import Stream

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from dflash.backends.torch.judge import make_proposer
 from dflash.backends.torch.options import Chain, make_chain
+from dflash.backends.torch.propose import make_proposer
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.backends.toy import ScriptedDraft
 from dflash.core.accept import choose

@@ -30,6 +30,21 @@ def config(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in made.items() if value is not None}
 
 
+CONV_AND_SELECTOR: dict[str, Any] = {
+    "conv_kernel_size": 2,
+    "conv_group_size": 16,
+    "selector_rank": 8,
+    "selector_top_k": 4,
+}
+
+
+def config2(**changes: Any) -> dict[str, Any]:
+    """A DFlash2 config, as `config` makes one of DFlash v1."""
+    nested = {**CONV_AND_SELECTOR, **changes.pop("nested", {})}
+    made = {"architectures": ["DFlash2DraftModel"], "is_causal": False, **changes}
+    return config(nested=nested, **made)
+
+
 def published(**keys: Any) -> dict[str, Any]:
     """A config with nothing but what is said (for the published shapes, in their real sizes)."""
     return {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", **keys}

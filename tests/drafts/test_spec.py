@@ -288,8 +288,6 @@ def test_bad_values_name_the_key(changes: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "dflash2"),
-        ({"nested": {"selector_rank": 256, "conv_kernel_size": 2}}, "dflash2"),
         ({"nested": {"projector_type": "domino"}}, "domino"),
         ({"nested": {"gru_hidden_dim": 64}}, "domino"),
         ({"architectures": ["Qwen3DSparkModel"]}, "dspark"),
@@ -305,7 +303,7 @@ def test_siblings_are_recognised_and_refused(changes: dict[str, Any], kind: str)
 
 
 def test_speculators_siblings_are_told_by_their_model_type() -> None:
-    for kind in ("dflash2", "dspark", "eagle3", "mtp", "peagle"):
+    for kind in ("dspark", "eagle3", "mtp", "peagle"):
         made = {**configs.SPECULATORS, "speculators_model_type": kind}
         with pytest.raises(CheckpointError, match="not supported yet"):
             read_spec(made)

@@ -146,8 +146,15 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
 
-    def forward(self, h: Tensor, rope: CosSin, context: Context, mask: Tensor | None) -> Tensor:
-        """Block rows [B, R, H] through one layer."""
+    def forward(
+        self,
+        h: Tensor,  # [B, R, H] rows of one block, or of several of ``size`` rows
+        rope: CosSin,
+        context: Context,
+        mask: Tensor | None,
+        size: int,  # noqa: ARG002 - of no matter to layers that mix rows by attention alone
+    ) -> Tensor:  # [B, R, H]
+        """Block rows through one layer."""
         h = h + self.self_attn(self.input_layernorm(h), rope, context, mask)
         out: Tensor = h + self.mlp(self.post_attention_layernorm(h))
         return out
@@ -156,12 +163,14 @@ class Layer(nn.Module):
 class DFlashDraftModel(nn.Module):
     """Parameters as published DFlash v1 checkpoints name them; NaN until loaded."""
 
+    make_layer: type[Layer] = Layer
+
     def __init__(self, spec: DraftSpec) -> None:
         super().__init__()
         self.spec = spec
         self.fc = nn.Linear(len(spec.taps) * spec.target_hidden_size, spec.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(spec, kind) for kind in spec.layer_types)
+        self.layers = nn.ModuleList(self.make_layer(spec, kind) for kind in spec.layer_types)
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.rotary = make_rotary(spec)
         with torch.no_grad():
@@ -184,12 +193,14 @@ class DFlashDraftModel(nn.Module):
         positions: Tensor,  # [R] or [B, 1, R]
         context: Sequence[Context],  # one a layer
         masks: Sequence[Tensor | None] | None = None,  # one a layer, see `block_mask`
+        size: int | None = None,  # rows of one block, where several are packed side by side
     ) -> Tensor:  # [B, R, H]
         """Final hidden states of block rows; row 0 (the anchor's) predicts nothing."""
+        size = noise.shape[1] if size is None else size
         ropes = self._ropes(positions)
         h = noise
         for index, layer in enumerate(self._stack()):
-            h = layer(h, ropes[layer.kind], context[index], masks[index] if masks else None)
+            h = layer(h, ropes[layer.kind], context[index], masks[index] if masks else None, size)
         out: Tensor = self.norm(h)
         return out
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from dflash.backends.torch.dflash import DFlashDraftModel, block_mask, transform_logits
 from dflash.backends.torch.draft_cache import LayerCache
-from dflash.backends.torch.judge import Proposer, make_proposer
+from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.phases import mark
+from dflash.backends.torch.propose import Proposer, Rows, make_proposer
 from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Verdict
 from dflash.errors import WeightsError
 
@@ -91,7 +92,7 @@ class DFlashSession:
     def propose(self, plan: Plan) -> Proposal[Tensor]:
         """A token of each row, as the request draws them.
 
-        Does not wait, but where an option is Python's: then once, see `Chain`.
+        Does not wait, but where an option is Python's, or asks for a least confidence: then once.
         """
         rows = min(plan.rows, self.outlook().most)
         if rows < 1:
@@ -102,7 +103,7 @@ class DFlashSession:
             start = len(self._tokens) - 1
             assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
             hidden = self._block(start, rows + 1)
-            tokens, q = self._draw(self._logits(hidden[0, 1:]), self._tokens)
+            tokens, q = self._draw(self._rows(hidden[0, 1:]), self._tokens)
         return Proposal(tokens=tokens, rows=len(tokens), q=q, meta=began)
 
     def commit(self, verdict: Verdict[Tensor], rows: int) -> None:
@@ -192,6 +193,10 @@ class DFlashSession:
             masks.append(made[key])
         return masks
 
+    def _rows(self, hidden: Tensor) -> Rows:
+        """What the rows [rows, H] say, for the proposer."""
+        return self._logits(hidden)
+
     def _logits(self, hidden: Tensor) -> Tensor:
         """[rows, H] to [rows, V]; -inf outside a reduced vocabulary."""
         logits = transform_logits(self._tables.head(hidden), self._model.spec)
@@ -224,3 +229,6 @@ def _bounds(model: DFlashDraftModel, window: int | None) -> list[int | None]:
     if window is None:
         return bounds
     return [window if bound is None else min(bound, window) for bound in bounds]
+
+
+DFLASH = DraftKind(DFlashDraftModel, DFlashSession)

@@ -19,6 +19,7 @@ from dflash.backends.torch.checkpoint import fetch
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.dflash_session import DFlashSession, Tables
 from dflash.backends.torch.draft_weights import load_weights
+from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.packed import PackReport, pack_model
 from dflash.doctor.static import Choice, TargetFacts, check_pair, insist
@@ -46,7 +47,9 @@ class LoadedDraft:
 
     def open(self, capacity: int) -> DFlashSession:
         """A session with room for ``capacity`` context rows."""
-        return DFlashSession(self.model, self.tables, capacity, window=self.window)
+        make = KINDS.load(self.spec.kind).session
+        session: DFlashSession = make(self.model, self.tables, capacity, window=self.window)
+        return session
 
     def bytes(self) -> int:
         """Bytes of the weights; the target's tables are the target's."""

@@ -1,6 +1,6 @@
 """Tensors of a draft's safetensors files into its module: all of them, and nothing else.
 
-Names are those of published DFlash v1 files, with or without a ``model.`` prefix. Nothing is
+Names are those of published DFlash files, with or without a ``model.`` prefix. Nothing is
 executed: pickles are refused with the command that converts them.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dflash.backends.torch.checkpoint import PICKLES, count_weights, weight_files
 from dflash.backends.torch.dflash import DFlashDraftModel, make_rotary
+from dflash.backends.torch.kinds import KINDS
 from dflash.drafts.spec import DraftSpec
 from dflash.errors import CheckpointError, WeightsError
 
@@ -48,7 +49,7 @@ def load_weights(
             "weights"
         )
     with torch.device("meta"):
-        model = DFlashDraftModel(spec)
+        model: DFlashDraftModel = KINDS.load(spec.kind).module(spec)
     tensors = dict(_tensors(folder, spec))
     tables = {name: tensors.pop(name) for name in OWN_TABLES if name in tensors}
     _check_names(folder, spec, model.state_dict(), tensors)
@@ -78,7 +79,7 @@ def _rename(name: str) -> str:
     for theirs, ours in _RENAMED:
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
-    return name
+    return name.removesuffix(".weight") if name.endswith("_codebook.weight") else name
 
 
 def _unfuse(name: str, tensor: Tensor, spec: DraftSpec) -> Iterator[tuple[str, Tensor]]:
@@ -117,7 +118,7 @@ def _check_names(
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise WeightsError(
-            f"the tensors in {folder} are not those of the DFlash v1 draft its config.json "
+            f"the tensors in {folder} are not those of the {spec.kind} draft its config.json "
             f"describes; nothing was loaded:\n{listed}"
         )
 

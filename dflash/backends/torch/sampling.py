@@ -154,6 +154,11 @@ def on_host(ids: Ids) -> list[int]:
     return ids.tolist() if isinstance(ids, Tensor) else list(ids)
 
 
+def leading(held: Tensor) -> int:
+    """``[n]`` to how many are true before the first that is not. Waits."""
+    return int(held.long().cumprod(dim=0).sum().item())
+
+
 def to_host(rows: Tensor) -> Tensor:
     """Rows in the host's memory. Waits where they are on a device."""
     return rows.cpu()

@@ -1,0 +1,86 @@
+"""DraftSession over the DFlash2 module: v1's bookkeeping, and tokens chosen one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dflash.backends.torch.dflash2 import CandidateSelector, DFlash2DraftModel, best_path
+from dflash.backends.torch.dflash_session import DFlashSession
+from dflash.backends.torch.kinds import DraftKind
+from dflash.backends.torch.propose import Options, Rows
+from dflash.backends.torch.sampling import Ids, to_host
+
+
+class DFlash2Session(DFlashSession):
+    """State of one DFlash2 draft over one growing token sequence (batch 1)."""
+
+    def _rows(self, hidden: Tensor) -> Rows:
+        assert isinstance(self._model, DFlash2DraftModel), "a session of another kind of draft"
+        anchor = torch.full((1,), self._tokens[-1], device=hidden.device)
+        logits = self._logits(hidden)
+        return SelectorRows(self._model.candidate_selector, hidden, logits, anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorRows:
+    """Rows whose tokens are the selector's candidates, each scored after the token before it.
+
+    Tokens that are no candidates have no probability: -inf.
+    """
+
+    selector: CandidateSelector
+    hidden: Tensor  # [n, H]
+    logits: Tensor  # [n, V]
+    anchor: Tensor  # [1]
+
+    @property
+    def count(self) -> int:
+        """Rows there are."""
+        return self.logits.shape[0]
+
+    @property
+    def choices(self) -> int:
+        """Candidates of a row."""
+        return self.selector.top_k
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.logits.device
+
+    def row(self, offset: int, ids: Ids, options: Options | None) -> Tensor:
+        """``[1, V]``: the candidates' scores after the last of ``ids``."""
+        logits = self.logits[offset : offset + 1]
+        logits = logits if options is None else options(logits)
+        before = torch.as_tensor(ids[-1:], device=self.device) if offset else self.anchor
+        best, scores = self.selector.candidates(logits)
+        hidden = self.hidden[offset : offset + 1]
+        scores = scores.float() + self.selector.transitions(hidden, before[None], best)[:, 0]
+        row = scores.new_full((1, logits.shape[-1]), -torch.inf)
+        return row.scatter_(1, best, scores)
+
+    def path(self, options: Options | None) -> Tensor | None:
+        """``[n]``: the candidates whose scores, each a distribution, multiply to the most."""
+        logits = self.logits if options is None else options(self.logits)
+        ids, scores = self.selector.candidates(logits)
+        scores = scores.float()
+        first = self.selector.transitions(self.hidden[:1], self.anchor[None], ids[:1])
+        later = self.selector.transitions(self.hidden[1:], ids[:-1], ids[1:])
+        places = best_path(scores[0] + first[0, 0], scores[1:, None] + later)
+        return ids.gather(1, places[:, None])[:, 0]
+
+    def to_host(self) -> SelectorRows:
+        """Waits for the rows; the selector's copy is made once."""
+        return replace(
+            self,
+            selector=self.selector.on_host(),
+            hidden=to_host(self.hidden),
+            logits=to_host(self.logits),
+            anchor=to_host(self.anchor),
+        )
+
+
+DFLASH2 = DraftKind(DFlash2DraftModel, DFlash2Session)

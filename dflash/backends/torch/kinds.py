@@ -1,0 +1,31 @@
+"""Kinds of draft on torch: what each is made of. A new kind is a file or two, and one line here.
+
+The config's side of the same table is `dflash.drafts.kinds.READERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dflash.registry import Registry
+
+KINDS = Registry(
+    "draft kind",
+    {
+        "dflash": "dflash.backends.torch.dflash_session:DFLASH",
+        "dflash2": "dflash.backends.torch.dflash2_session:DFLASH2",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftKind:
+    """The two classes behind a kind; their relatives' signatures hold for both."""
+
+    module: Callable[..., Any]
+    """``(spec)``: an nn.Module with ``spec``, ``norm`` and ``rotary`` (`dflash.make_rotary`), whose
+    parameters have the names of published checkpoints."""
+    session: Callable[..., Any]
+    """``(module, tables, capacity, *, window)``: a DraftSession."""
