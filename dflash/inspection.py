@@ -6,8 +6,6 @@ fetched). The answer is a flat table; what could not be understood is in ``probl
 
 from __future__ import annotations
 
-import json
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from dflash.drafts.kinds import kind_of
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import CheckpointError, DownloadError, MissingBackend
+from dflash.tensor_files import read_header
 
 DRAFT_LAYERS = 5  # of the published drafts: what a new one for this target would tap
 
@@ -170,7 +169,8 @@ def _attention(spec: DraftSpec) -> str:
 
 
 def _headers(folder: Path) -> Counter[str]:
-    return _count(entry for file in sorted(folder.glob("*.safetensors")) for entry in _header(file))
+    files = sorted(folder.glob("*.safetensors"))
+    return _count(entry for file in files for entry in read_header(file).entries.values())
 
 
 def _count(entries: Iterable[Mapping[str, Any]]) -> Counter[str]:
@@ -178,21 +178,6 @@ def _count(entries: Iterable[Mapping[str, Any]]) -> Counter[str]:
     for entry in entries:
         dtypes[entry["dtype"]] += prod(entry["shape"])
     return dtypes
-
-
-def _header(file: Path) -> list[Mapping[str, Any]]:
-    """Tensors of one file: dtype and shape. Raises CheckpointError for a damaged one."""
-    try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > file.stat().st_size:
-                raise ValueError("its header is longer than the file")
-            header = json.loads(stream.read(length))
-            return [entry for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, struct.error, ValueError, AttributeError) as problem:
-        raise CheckpointError(
-            f"{file} is damaged or incomplete ({problem}): get it again"
-        ) from problem
 
 
 # --- GGUF ----------------------------------------------------------------------------------------

@@ -53,3 +53,6 @@ PROBES = Registry(
 
 WRAPPERS = Registry("model library", {"torch": "dflash.backends.torch.wrap:wrap_pair"})
 """Library to a pair over a model that the user loaded with it."""
+
+DRAFT_RUNNERS = Registry("draft runner", {"torch": "dflash.backends.torch.draft_run:RUNNER"})
+"""Backend name to what runs a draft alone, on features that are given (`dflash.convert.check`)."""

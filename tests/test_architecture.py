@@ -41,6 +41,7 @@ LAYERS = {
     "dflash.datasets": 4,
     "dflash.demo": 4,
     "dflash.ngram_pair": 4,
+    "dflash.tensor_files": 4,
     "dflash.profiles": 4,
     "dflash.grammar": 4,
     "dflash.prompt": 4,
@@ -48,6 +49,7 @@ LAYERS = {
     "dflash.reader": 4,
     "dflash.sessions": 4,
     "dflash.backends": 5,
+    "dflash.convert": 5,
     "dflash.opening": 5,
     "dflash.engine": 6,
     "dflash.inspection": 6,
@@ -75,6 +77,7 @@ THIRD_PARTY = {
     "dflash.cli": {"typer", "rich"},
     "dflash.cluster": set(),
     "dflash.cluster.llama_wheel": {"xllamacpp"},
+    "dflash.convert": {"numpy", "torch"},  # torch only for a .pt sidecar
     "dflash.datasets": {"datasets"},
     "dflash.demo": {"huggingface_hub"},
     "dflash.grammar": {"numpy", "xgrammar"},
@@ -96,7 +99,7 @@ FACADES = ("dflash", "dflash.model", "dflash.model_run")
 WAITS = {"item", "tolist", "cpu", "numpy", "synchronize"}
 """Each makes the host wait for the device. In a backend, only where the one wait of a round is."""
 MAY_WAIT = ("target", "sampling")
-LOADING = ("load", "draft_load", "gguf_weights", "probe")
+LOADING = ("load", "draft_load", "draft_run", "gguf_weights", "probe")
 """Runs before the first round or apart from any, where nobody is kept waiting by a wait."""
 
 

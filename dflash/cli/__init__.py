@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from dflash.cli import chat, doctor, generate, inspect, pull, train
+from dflash.cli.convert import convert
 from dflash.cli.output import emit_json, error, note, quiet_libraries
 from dflash.cli.verify import verify as audit
 from dflash.errors import DFlashError, DownloadError, EngineClosed, OutOfMemory
@@ -80,7 +81,7 @@ app = typer.Typer(
 )
 for command in (
     *(generate.generate, chat.chat, train.train, inspect.inspect, pull.pull),
-    *(audit, doctor.doctor),
+    *(audit, doctor.doctor, convert),
 ):
     app.command()(command)
 

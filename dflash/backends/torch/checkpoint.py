@@ -7,7 +7,6 @@ config is read, its shards are counted and their headers checked against the fil
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from dflash import env
 from dflash.drafts.kinds import kind_of
 from dflash.errors import CheckpointError, DownloadError
+from dflash.tensor_files import read_header
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -159,24 +159,7 @@ def count_weights(folder: Path) -> int:
     Raises CheckpointError for files that are cut short or not safetensors.
     """
     return sum(
-        prod(entry["shape"]) for file in weight_files(folder) for entry in _header(file).values()
+        prod(entry["shape"])
+        for file in weight_files(folder)
+        for entry in read_header(file).entries.values()
     )
-
-
-def _header(file: Path) -> dict[str, Any]:
-    size = file.stat().st_size
-    broken = f"{file} is damaged or incomplete. Download it again"
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        if len(start) < 8 or (length := struct.unpack("<Q", start)[0]) > size - 8:
-            raise CheckpointError(broken)
-        try:
-            header = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(broken) from error
-    if 8 + length + end != size:
-        raise CheckpointError(f"{broken} ({8 + length + end} bytes expected, {size} found)")
-    tensors: dict[str, Any] = header
-    return tensors

@@ -160,9 +160,7 @@ def _mask_embedding(folder: Path, spec: DraftSpec) -> dict[str, Tensor]:
     if (folder / "mask_embedding.pt").exists():
         raise CheckpointError(
             f"{folder} brings its mask token's embedding in mask_embedding.pt, a pickle, which can "
-            "run code and is not opened. Store its 'embedding' tensor in "
-            'mask_embedding.safetensors beside it and remove the .pt: python -c "import torch, '
-            "safetensors.torch as s; s.save_file({'embedding': torch.load('mask_embedding.pt', "
-            "weights_only=True)['embedding']}, 'mask_embedding.safetensors')\""
+            "run code and is not opened. Make a folder without it: dflash convert "
+            f"{folder} --to hf --out NEW"
         )
     return {}

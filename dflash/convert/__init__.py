@@ -1,0 +1,136 @@
+"""Drafts from one published format to another, checked by running both.
+
+Formats: ``hf`` (z-lab's: DFlash v1 and DFlash2), ``speculators`` (vLLM), ``eagle`` (EAGLE,
+SpecForge) and ``mlx``. No weight is computed with: tensors keep their bits. Nothing of an input is
+executed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash.convert import eagle, hf, mlx, speculators
+from dflash.convert.check import Side, Trial, compare
+from dflash.convert.draft import Draft
+from dflash.convert.known import unknown_keys
+from dflash.convert.tables import tables_of, without_tables
+from dflash.drafts.keys import read_config
+from dflash.errors import CheckpointError, ConfigError
+
+FORMATS = ("hf", "speculators", "eagle", "mlx")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What was done."""
+
+    source: str
+    found: str  # format of the source
+    made: str  # format of the result
+    kind: str  # dflash, dflash2, eagle3
+    out: str  # what to give to --draft
+    tensors: int
+    notes: tuple[str, ...]  # what a person should know
+    trial: Trial
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+
+def convert(
+    source: str | Path,
+    to: str,
+    out: str | Path,
+    *,
+    target: str | Path | None = None,
+) -> Conversion:
+    """Write the draft at ``source`` (a folder) to the folder ``out`` as ``to``.
+
+    ``target`` is the target's folder, whose embedding and head are stored too (``speculators``) or
+    left out of the result where the draft has copies of them (``hf``, ``mlx``). Raises ConfigError,
+    CheckpointError, WeightsError, MissingBackend; nothing is left at ``out`` then.
+    """
+    place, goal = Path(source).expanduser(), Path(out).expanduser()
+    pair = None if target is None else Path(target).expanduser()
+    _check(to, goal)
+    found = format_of(place)
+    before = read(place, found)
+    if pair is not None and to in ("hf", "mlx"):
+        before = without_tables(before, tables_of(pair, before))
+    goal.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{goal.name}-", dir=goal.parent) as spare:
+        made = Path(spare) / goal.name
+        _write(before, to, made, pair)
+        after = read(made, format_of(made))
+        trial = compare(
+            Side(before, _runnable(place, found)),
+            Side(after, _runnable(made, to)),
+        )
+        if goal.exists():
+            goal.rmdir()  # it is empty: _check saw to it
+        shutil.move(made, goal)
+    notes = _notes(before, to, trial)
+    return Conversion(
+        str(place), found, to, before.kind, str(goal), len(after.tensors), notes, trial
+    )
+
+
+def format_of(place: Path) -> str:
+    """The format of what lies at ``place``. Raises CheckpointError."""
+    if not place.is_dir():
+        raise CheckpointError(
+            f"{place} is no draft folder (fetch a hub id first: dflash pull NAME)"
+        )
+    if not (place / "config.json").is_file():
+        raise CheckpointError(f"{place} has no config.json")
+    config = read_config(place)
+    if "speculators_model_type" in config:
+        return "speculators"
+    return "eagle" if any("Eagle3" in str(n) for n in config.get("architectures") or ()) else "hf"
+
+
+def read(place: Path, found: str) -> Draft:
+    """The draft at ``place``, which is of format ``found``."""
+    return speculators.read(place) if found == "speculators" else hf.read(place)
+
+
+def _check(to: str, goal: Path) -> None:
+    if to not in FORMATS:
+        raise ConfigError(f"unknown format {to!r}. Known: {', '.join(FORMATS)}")
+    if goal.exists() and (not goal.is_dir() or any(goal.iterdir())):
+        raise ConfigError(f"{goal} exists and is not empty; name a new folder")
+
+
+def _write(draft: Draft, to: str, out: Path, target: Path | None) -> None:
+    if to == "speculators":
+        speculators.write(draft, out, {} if target is None else tables_of(target, draft))
+    else:
+        {"hf": hf, "eagle": eagle, "mlx": mlx}[to].write(draft, out)
+
+
+def _runnable(place: Path, layout: str) -> Path | None:
+    """The folder itself where the backends load it as it is."""
+    pickled = (place / "mask_embedding.pt").exists()
+    return None if layout == "eagle" or pickled else place
+
+
+def _notes(draft: Draft, to: str, trial: Trial) -> tuple[str, ...]:
+    unknown = unknown_keys(draft.config)
+    notes = [*draft.notes]
+    if unknown:
+        notes.append(f"config keys that nothing here knows, kept as they are: {', '.join(unknown)}")
+    if trial.lost:
+        notes.append(f"{to} has no place for: {', '.join(trial.lost)}")
+    if trial.backend is None:
+        notes.append(
+            f"not run: no installed backend runs {draft.kind} drafts alone; tensors and config "
+            "were compared"
+        )
+    if draft.mask_embedding is not None and to == "speculators":
+        notes.append("mask_embedding.safetensors lies beside it, which other readers do not open")
+    return tuple(notes)

@@ -1,0 +1,130 @@
+"""Is the converted draft the same draft? Its config by field, its numbers by running both.
+
+Both sides get the same random features and block rows; the final hidden states must agree. So a
+wrong tap order, a transposed matrix or rows in another rope layout shows, whatever the reason.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash import registry
+from dflash.convert import hf
+from dflash.convert.draft import Draft
+from dflash.drafts.spec import DraftSpec, read_spec
+from dflash.errors import WeightsError
+
+CONTEXT = 12  # context rows of the trial
+LOSSLESS = 1e-5  # largest difference of hidden states between formats that keep every bit
+NOT_FORWARD = frozenset(
+    {
+        *("raw", "default_block_size", "target_name", "tokenizer_digest", "num_target_layers"),
+        "max_position_embeddings",
+    }
+)
+"""Fields that no forward pass reads: where a format has no place for one, that is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What comparing source and result found."""
+
+    backend: str | None  # None = nothing here runs this kind of draft
+    difference: float  # largest of the final hidden states
+    scale: float  # their largest size, for comparison
+    lost: tuple[str, ...]  # fields that the new format has no place for
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A draft as read, and its folder where a backend can load that as it is."""
+
+    draft: Draft
+    folder: Path | None = None
+
+
+def compare(before: Side, after: Side) -> Trial:
+    """Compare ``after`` with ``before``.
+
+    Raises WeightsError when they are not the same draft.
+    """
+    lost = _lost(before.draft, after.draft)
+    _same_numbers(before.draft, after.draft)
+    backend = _runner(before.draft.kind)
+    if backend is None:
+        return Trial(None, 0.0, 0.0, lost)
+    with tempfile.TemporaryDirectory(prefix="dflash-convert-") as folder:
+        one, two = (_run(backend, Path(folder) / side.draft.kind, side) for side in (before, after))
+    difference, scale = float(np.abs(one - two).max()), float(np.abs(one).max())
+    if not difference <= LOSSLESS * max(1.0, scale):
+        raise WeightsError(
+            f"the converted draft is another one: on the same features its hidden states differ "
+            f"by {difference:.3g} (they reach {scale:.3g}). Nothing was kept; please report this"
+        )
+    return Trial(backend, difference, scale, lost)
+
+
+def _lost(before: Draft, after: Draft) -> tuple[str, ...]:
+    """Names and values of what has no place; raises WeightsError for what a forward pass reads."""
+    if before.kind == "eagle3":
+        return ()
+    old, new = read_spec(before.config), read_spec(after.config)
+    changed = {
+        field.name: (getattr(old, field.name), getattr(new, field.name))
+        for field in fields(DraftSpec)
+        if field.name != "raw" and _told(old, field.name) != _told(new, field.name)
+    }
+    wrong = {name: pair for name, pair in changed.items() if name not in NOT_FORWARD}
+    if wrong:
+        listed = "; ".join(f"{name} {a!r} became {b!r}" for name, (a, b) in wrong.items())
+        raise WeightsError(f"the converted config says something else: {listed}")
+    return tuple(f"{name} {pair[0]!r}" for name, pair in changed.items() if pair[0] is not None)
+
+
+def _told(spec: DraftSpec, name: str) -> Any:
+    """A field in a form in which equal drafts are equal."""
+    if name == "output_multiplier":
+        return spec.output_multiplier * (1.0 if spec.softcap else spec.logit_scale)
+    if name == "logit_scale":
+        return spec.logit_scale if spec.softcap else 1.0
+    if name == "embedding_scale":
+        return spec.embedding_scale or 1.0
+    return getattr(spec, name)
+
+
+def _same_numbers(before: Draft, after: Draft) -> None:
+    """Raise WeightsError unless every tensor has the same bits."""
+    gone = sorted(before.tensors.keys() - after.tensors.keys())
+    if gone:
+        raise WeightsError(f"the converted draft lacks {', '.join(gone)}; nothing was kept")
+    for name, tensor in before.tensors.items():
+        if not tensor.equals(after.tensors[name]):
+            raise WeightsError(f"{name} changed on its way; nothing was kept")
+
+
+def _runner(kind: str) -> str | None:
+    """The installed backend that runs drafts of this kind, if there is one."""
+    installed = (name for name in ("torch", "mlx") if find_spec(name) is not None)
+    known = (name for name in installed if name in registry.DRAFT_RUNNERS.names())
+    runs = (name for name in known if kind in registry.DRAFT_RUNNERS.load(name).kinds)
+    return next(runs, None)
+
+
+def _run(backend: str, spare: Path, side: Side) -> Any:
+    """Final hidden states [B, H] of a block on fixed random features, float32."""
+    folder = side.folder
+    if folder is None:
+        folder = spare.with_name(f"{spare.name}-{id(side)}")
+        hf.write(side.draft, folder)
+    spec = read_spec(folder)
+    numbers = np.random.default_rng(0)
+    features = numbers.standard_normal((CONTEXT, len(spec.taps) * spec.target_hidden_size))
+    block = numbers.standard_normal((spec.block_size, spec.hidden_size))
+    runner = registry.DRAFT_RUNNERS.load(backend)
+    return runner.hidden_states(folder, features.astype(np.float32), block.astype(np.float32))

@@ -1,0 +1,141 @@
+"""A draft between two formats: the flat config and the tensors under their published names.
+
+Every reader makes a `Draft`, every writer takes one. Config: Hugging Face's, DFlash keys in
+``dflash_config`` or on top. Names: those of DFlash files and, for EAGLE-3, of its one layer as
+``layers.0``. Layer ids: outputs (`dflash.convert.layer_ids`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dflash.convert.tensor import Tensor
+from dflash.drafts.keys import Keys
+from dflash.errors import CheckpointError, WeightsError
+
+KINDS = ("dflash", "dflash2", "eagle3")
+
+_NAMES = re.compile(
+    r"(fc|norm|hidden_norm|embed_tokens|lm_head|input_norm|fc_norm\.\d+)\.weight|d2t"
+    r"|layers\.\d+\.((input|post_attention)_layernorm|hidden_norm)\.weight"
+    r"|layers\.\d+\.self_attn\.([qkvo]_proj\.(weight|bias)|[qk]_norm\.weight|attention_sink_bias)"
+    r"|layers\.\d+\.mlp\.(gate|up|down)_proj\.weight"
+    r"|layers\.\d+\.(attention|mlp)_conv\.(base_kernel|kernel_projection\.weight)"
+    r"|candidate_selector\.(hidden_projection\.weight|(predecessor|successor)_codebook)"
+)
+_SPELLINGS = (
+    (re.compile(r"^model\."), ""),
+    (re.compile(r"^midlayer\."), "layers.0."),
+    (re.compile(r"^encoder\.fc\."), "fc."),
+    (re.compile(r"^encoder\.output_norm_enc\."), "hidden_norm."),
+    (re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$"), r"\1"),
+)
+_DERIVED = re.compile(r"rotary_emb\.|^verifier_(lm_head|norm)\.")  # never read from a draft
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a draft is, apart from how it is written down."""
+
+    kind: str  # dflash, dflash2, eagle3
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    shards: Mapping[str, str] = field(default_factory=dict)  # tensor to file; {} = one file
+    mask_embedding: Tensor | None = None  # [H], stands for the mask token's embedding row
+    notes: tuple[str, ...] = ()  # what a person should know of the conversion so far
+
+    @property
+    def keys(self) -> Keys:
+        """Look-ups in the config."""
+        return Keys(self.config)
+
+
+def collect(pairs: Iterable[tuple[str, Tensor]], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors as read, under their published names, fused ones taken apart.
+
+    ``t2d`` is left out: it is ``d2t`` the other way round (checked, and made anew by writers).
+    Raises WeightsError for names that nobody knows, for two tensors of one name, and for a t2d that
+    contradicts d2t.
+    """
+    found: dict[str, Tensor] = {}
+    unknown, mask = [], None
+    for stored, tensor in pairs:
+        name = published_name(stored)
+        if name == "t2d":
+            mask = tensor
+        elif "self_attn.qkv_proj." in name:
+            found |= _unfused(name, tensor, config)
+        elif _NAMES.fullmatch(name):
+            if name in found:
+                raise WeightsError(f"{name} is stored twice, under two spellings")
+            found[name] = tensor
+        elif not _DERIVED.search(name):
+            unknown.append(stored)
+    if unknown:
+        raise WeightsError(
+            f"tensors with no known meaning, so nothing was converted: {', '.join(unknown)}. A "
+            "converted draft without them would propose something else"
+        )
+    if mask is not None and "d2t" in found and not _agree(mask, found["d2t"]):
+        raise WeightsError("t2d marks other tokens than d2t lists; one of the two is damaged")
+    return found
+
+
+def published_name(name: str) -> str:
+    """``name`` without prefixes and in the spelling of published files."""
+    for pattern, ours in _SPELLINGS:
+        name = pattern.sub(ours, name)
+    return name
+
+
+def _unfused(name: str, tensor: Tensor, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    keys = Keys(config)
+    heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
+    width = keys.count("head_dim", hidden // heads)
+    few = keys.count("num_key_value_heads", heads) * width
+    edges = [0, heads * width, heads * width + few, heads * width + 2 * few]
+    if tensor.shape[0] != edges[-1]:
+        raise WeightsError(f"{name} has {tensor.shape[0]} rows, the config makes it {edges[-1]}")
+    return {
+        name.replace("qkv_proj", f"{which}_proj"): tensor.rows(start, stop)
+        for which, start, stop in zip("qkv", edges[:-1], edges[1:], strict=True)
+    }
+
+
+def target_ids(d2t: Tensor) -> Any:
+    """Target id of each draft id [Vd], int64; files hold the difference of the two."""
+    return d2t.values.astype(np.int64) + np.arange(d2t.values.size)
+
+
+def make_d2t(ids: Any) -> Tensor:
+    """The inverse of `target_ids`."""
+    return Tensor("I64", np.asarray(ids, np.int64) - np.arange(len(ids)))
+
+
+def make_t2d(d2t: Tensor, vocab_size: int) -> Tensor:
+    """Which of the target's tokens the draft can say: bool [V]. Raises WeightsError."""
+    ids = target_ids(d2t)
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise WeightsError(f"d2t leads outside the target's vocabulary of {vocab_size}")
+    mask = np.zeros(vocab_size, bool)
+    mask[ids] = True
+    return Tensor("BOOL", mask)
+
+
+def _agree(t2d: Tensor, d2t: Tensor) -> bool:
+    marked = np.flatnonzero(t2d.values)
+    return np.array_equal(marked, np.unique(target_ids(d2t)))
+
+
+def require_kind(draft: Draft, kinds: Iterable[str], layout: str) -> None:
+    """Raise CheckpointError unless ``layout`` has a place for this kind of draft."""
+    if draft.kind not in (known := tuple(kinds)):
+        raise CheckpointError(
+            f"the {layout} layout is for drafts of kind {', '.join(known)}; this one is "
+            f"{draft.kind}"
+        )

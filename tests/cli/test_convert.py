@@ -1,0 +1,44 @@
+"""``dflash convert`` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflash.demo import DRAFT_FOLDER
+from tests.cli.running import run
+from tests.convert.drafts import config, save, v1_tensors
+
+pytestmark = pytest.mark.torch
+
+
+def test_it_prints_where_the_result_is_and_what_was_compared(tmp_path) -> None:
+    source = save(tmp_path / "a", config(flavour="sweet"), v1_tensors())
+    found = run("convert", source, "--to", "mlx", "--out", tmp_path / "b")
+    assert found.code == 0
+    assert found.out.strip() == str(tmp_path / "b")
+    assert "flavour" in found.err
+    assert "run both ways with torch, largest difference 0 of" in found.err
+
+
+def test_json_has_the_trial(tmp_path) -> None:
+    source = save(tmp_path / "a", config(), v1_tensors())
+    words = ("convert", source, "--to", "speculators", "--out", tmp_path / "b", "--json")
+    found = json.loads(run(*words).out)
+    assert (found["found"], found["made"], found["kind"]) == ("hf", "speculators", "dflash")
+    assert found["trial"]["difference"] == 0.0
+
+
+def test_a_mistake_is_one_message(tmp_path) -> None:
+    found = run("convert", tmp_path / "nowhere", "--to", "hf", "--out", tmp_path / "b")
+    assert (found.code, found.out) == (2, "")
+    assert "is no draft folder" in found.err
+
+
+def test_the_demo_draft_comes_back(tmp_path) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    assert run("convert", DRAFT_FOLDER, "--to", "speculators", "--out", there).code == 0
+    assert run("convert", there, "--to", "hf", "--out", back).code == 0
+    for file in DRAFT_FOLDER.glob("*.safetensors"):
+        assert (back / file.name).stat().st_size == pytest.approx(file.stat().st_size, rel=1e-3)
