@@ -15,7 +15,7 @@ from dflash.cluster.plan import Method, Plan
 from dflash.config import NGRAM, NO_DRAFT, BlockSize, split_draft
 from dflash.doctor.static import Choice, Finding, TargetFacts, check_pair, insist
 from dflash.drafts.keys import Keys, flatten_speculators, read_config
-from dflash.drafts.kinds import SUPPORTED, kind_of
+from dflash.drafts.kinds import READERS, kind_of
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError, PairError
 from dflash.inspection import hub_config, inspect
@@ -101,7 +101,7 @@ def look(name: str, target: TargetFacts, choice: Choice) -> Draft:
         return _look_gguf(seen.facts, seen.architecture, target)
     config = _config(name)
     method = _method(kind_of(config), name)
-    if method in SUPPORTED:
+    if method in READERS.names():
         spec = read_spec(config, num_target_layers=target.num_layers)
         return Draft(
             method,
