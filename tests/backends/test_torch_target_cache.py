@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, MambaConfig, Qwen3NextConfig
+from transformers import DeepseekV32Config, DynamicCache, MambaConfig
 
-from dflash.backends.torch.cache import PreallocatedLayer, check_cache, make_cache
+from dflash.backends.torch.cache import PreallocatedLayer, make_cache
 from dflash.errors import CheckpointError
 
 from .tiny import WINDOW, tiny_target
@@ -104,12 +104,18 @@ def test_writing_past_the_capacity_is_a_broken_promise() -> None:
         layer.update(rows, rows)
 
 
-@pytest.mark.parametrize(
-    "config", [MambaConfig(num_hidden_layers=2), Qwen3NextConfig(num_hidden_layers=4)]
-)
-def test_layers_that_cannot_be_rolled_back_are_refused_by_name(config: Any) -> None:
-    with pytest.raises(CheckpointError, match=f"'{config.model_type}' keep state in .*Layer"):
-        check_cache(config)
+def test_layers_that_cannot_be_rolled_back_are_refused_by_name() -> None:
+    config = DeepseekV32Config(num_hidden_layers=4)
+    with pytest.raises(CheckpointError, match=r"'deepseek_v32' keep state in .*Layer"):
+        make_cache(config, 0)
+
+
+def test_a_cache_without_keys_counts_what_it_is_told() -> None:
+    cache = make_cache(MambaConfig(num_hidden_layers=2), 8)
+    cache.ran(5)
+    assert cache.length == cache.get_seq_length() == cache.copy().length == 5
+    cache.rollback(3)
+    assert cache.length == 3
 
 
 def test_layers_that_share_another_ones_keys_keep_none() -> None:

@@ -4,9 +4,10 @@ What it is: a transformers ``Cache`` made of layers that own ``[B, nkv, capacity
 ``update`` writes at the current length and returns a view of what is valid, so nothing is copied
 in decoding, and ``rollback`` only sets the length. Sliding layers keep everything and show the
 last window of it: their rollback is exact at any length, before and after the window has filled.
+Recurrent layers have no length; their states (`StateLayer`) are taken back by `rollback.Rewind`.
 
 What it is not: a ring buffer (memory grows with the context on sliding layers too), nor a cache
-for recurrent or compressed layers; ``make_cache`` refuses those.
+for compressed layers; ``make_cache`` refuses those.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
+from dflash.backends.torch.rollback_state import StateLayer
 from dflash.errors import CheckpointError
+
+SIDE_BY_SIDE = (
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+)
 
 
 class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -95,61 +102,99 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def copy(self) -> PreallocatedLayer:
         """An independent layer with the same tokens."""
         twin = PreallocatedLayer(self.capacity, self.window)
+        self._copy_to(twin)
+        return twin
+
+    def _copy_to(self, twin: PreallocatedLayer) -> None:
         if self.is_initialized:
             twin.lazy_initialization(self.keys, self.values)
             for mine, theirs in ((self.keys, twin.keys), (self.values, twin.values)):
                 theirs[:, :, : self.length] = mine[:, :, : self.length]
             twin.length = self.length
-        return twin
 
     def bytes(self) -> int:
         """Bytes allocated."""
         return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
 
 
+class HybridLayer(PreallocatedLayer, StateLayer):  # type: ignore[no-untyped-call]
+    """Attention and a recurrence side by side in one layer (Falcon-H1 and its like)."""
+
+    def __init__(self, capacity: int, window: int | None, states: int) -> None:
+        """As the two layers it is made of."""
+        StateLayer.__init__(self, states)
+        PreallocatedLayer.__init__(self, capacity, window)
+
+    def reset(self) -> None:
+        """Forget everything, keep the memory of keys and values."""
+        PreallocatedLayer.reset(self)
+        StateLayer.reset(self)
+
+    def copy(self) -> HybridLayer:
+        """An independent layer with the same tokens and state."""
+        twin = HybridLayer(self.capacity, self.window, self.number_of_states)
+        self._copy_to(twin)
+        twin.conv_kernel_size = dict(self.conv_kernel_size)
+        twin.restore(self.save())
+        return twin
+
+    def bytes(self) -> int:
+        """Bytes allocated."""
+        return PreallocatedLayer.bytes(self) + StateLayer.bytes(self)
+
+
 class PreallocatedCache(Cache):
     """Preallocated layers of one model, moved back and forth together."""
 
     def __init__(self, layers: list[Any]) -> None:
-        """``layers``: PreallocatedLayer, or transformers' placeholder where a layer keeps none."""
+        """``layers``: ours, or transformers' placeholder where a layer keeps nothing."""
         super().__init__(layers=layers)
         self._own = [layer for layer in layers if isinstance(layer, PreallocatedLayer)]
+        self._seen = 0  # tokens, where no layer counts them
+        self.states = [layer for layer in layers if isinstance(layer, StateLayer)]
 
     @property
     def length(self) -> int:
         """Tokens held by every layer."""
-        return self._own[0].length
+        return self._own[0].length if self._own else self._seen
+
+    def get_seq_length(self, *_args: Any, **_options: Any) -> int:
+        """Tokens held; every layer holds as many."""
+        return self.length
+
+    def ran(self, rows: int) -> None:
+        """Told after each pass, for models none of whose layers counts tokens."""
+        self._seen += rows
 
     def rollback(self, length: int) -> None:
-        """Keep the first ``length`` tokens. Nothing is copied or freed."""
+        """Keep keys and values of the first ``length`` tokens. Nothing is copied or freed.
+
+        Recurrent states stay as they are: `rollback.Rewind` takes both back.
+        """
         assert 0 <= length <= self.length, f"rollback to {length}, cache holds {self.length}"
+        self._seen = length
         for layer in self._own:
             layer.length = length
 
     def copy(self) -> PreallocatedCache:
         """An independent cache with the same tokens."""
         with torch.inference_mode():
-            return PreallocatedCache(
-                [x.copy() if isinstance(x, PreallocatedLayer) else x for x in self.layers]
-            )
+            twin = PreallocatedCache([x.copy() if hasattr(x, "copy") else x for x in self.layers])
+        twin._seen = self._seen
+        return twin
 
     def bytes(self) -> int:
         """Bytes allocated by all layers."""
-        return sum(layer.bytes() for layer in self._own)
+        ours = (PreallocatedLayer, StateLayer)
+        return sum(layer.bytes() for layer in self.layers if isinstance(layer, ours))
 
 
 def make_cache(config: Any, capacity: int) -> PreallocatedCache:
     """An empty cache of the shape ``config`` (a transformers model config) asks for.
 
-    Raises CheckpointError for layers that are not full or sliding attention: their state cannot
-    be rolled back by moving a length.
+    Raises CheckpointError for layers whose state cannot be taken back.
     """
     return PreallocatedCache([_layer(layer, capacity, config) for layer in _plan(config)])
-
-
-def check_cache(config: Any) -> None:
-    """Raise CheckpointError if ``make_cache`` would; allocates nothing."""
-    make_cache(config, 0)
 
 
 def _plan(config: Any) -> list[Any]:
@@ -169,8 +214,12 @@ def _layer(plan: Any, capacity: int, config: Any) -> Any:
         return PreallocatedLayer(capacity, int(plan.sliding_window))
     if kind.__name__ == "DummyLayer":  # shares another layer's keys and values; keeps none
         return plan
+    if kind.__name__ == "LinearAttentionLayer":
+        return StateLayer(plan.number_of_states)
+    if kind.__name__ in SIDE_BY_SIDE:
+        return HybridLayer(capacity, getattr(plan, "sliding_window", None), plan.number_of_states)
     raise CheckpointError(
         f"targets of type {getattr(config, 'model_type', '?')!r} keep state in {kind.__name__}, "
-        "which this version cannot roll back after a rejected draft. Use a target with full or "
-        "sliding-window attention only (Llama, Qwen2/3, Mistral, Gemma, Phi, SmolLM, ...)"
+        "which this version cannot roll back after a rejected draft. Use a target with full, "
+        "sliding-window or linear attention (Llama, Qwen, Mistral, Gemma, Phi, SmolLM, Mamba, ...)"
     )

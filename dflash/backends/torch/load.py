@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from dflash.backends.torch.attention import group_attention
-from dflash.backends.torch.cache import check_cache
+from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.checkpoint import count_weights, read_config, require_target, resolve
 from dflash.backends.torch.memory import guard, require
 from dflash.backends.torch.packed import PackReport, pack_model
 from dflash.backends.torch.reading import FiniteCheck, quiet, read_model, read_tokenizer
+from dflash.backends.torch.rollback_check import check_state
 from dflash.errors import CheckpointError, ConfigError
 
 
@@ -132,7 +133,8 @@ def _describe(
 ) -> LoadedTarget:
     if getattr(model.config, "is_encoder_decoder", False):
         raise CheckpointError(f"{name} is an encoder-decoder model; a target is decoder-only")
-    check_cache(model.config)
+    make_cache(model.config, 0)
+    check_state(model, name)
     if model.get_output_embeddings() is None:
         raise CheckpointError(f"{name} has no language-model head, so it cannot be a target")
     weight = model.get_input_embeddings().weight

@@ -11,15 +11,24 @@ import torch
 
 from dflash.errors import OutOfMemory
 
+STATE_ONLY = ("linear_attention", "conv", "mamba", "moe", "mlp")  # layer types without keys
 HINT = "Try --dtype bfloat16 (half the memory), or a smaller --max-tokens or prompt"
 
 
 def kv_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of ``tokens`` tokens; ``config`` is a transformers model config."""
+    """Bytes of keys and values of ``tokens`` tokens; ``config`` is a transformers model config.
+
+    Recurrent layers keep none; their states do not grow with the context.
+    """
     text = config.get_text_config(decoder=True)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * width * tokens * dtype.itemsize)
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    layers = sum(kind not in STATE_ONLY for kind in kinds)
+    queries = getattr(text, "num_attention_heads", None)
+    if queries is None:  # no attention anywhere
+        return 0
+    heads = getattr(text, "num_key_value_heads", None) or queries
+    width = getattr(text, "head_dim", None) or text.hidden_size // queries
+    return int(2 * layers * heads * width * tokens * dtype.itemsize)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -2,14 +2,15 @@
 
 Bookkeeping, in tokens: ``_tokens`` is everything committed, its last entry is the anchor, and the
 cache holds exactly the tokens before it. A forward may write past that; ``commit`` and ``prefill``
-move the length back. So a rejected tail costs nothing, and the state between two calls of the loop
-is always one that ``holds`` can offer to the next request.
+take the cache back (`rollback.Rewind`), which costs nothing where it is a change of length. The
+state between two calls of the loop is always one that ``holds`` can offer to the next request.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from dflash.backends.torch.features import Taps
 from dflash.backends.torch.judge import Judge, make_judge
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark, spans
+from dflash.backends.torch.rollback import Rewind
 from dflash.backends.torch.sampling import settle
 from dflash.core.types import Proposal, Request, Verdict
 
@@ -41,6 +43,7 @@ class TorchTargetSession:
         self._taps = Taps(model, taps)
         self._chunk = chunk
         self._cache: PreallocatedCache = make_cache(model.config, capacity)
+        self._rewind = Rewind(model, self._cache)
         self._forward = Forward(model)
         self._tokens: list[int] = []
         self._request = Request((), 0)
@@ -48,35 +51,49 @@ class TorchTargetSession:
         self._verdict: Verdict[Tensor] | None = None
 
     def holds(self, prompt: Sequence[int], most: int) -> int:
-        """Longest common prefix of ``prompt`` and the cached tokens, at most ``most``."""
+        """Longest common prefix of ``prompt`` and the cached tokens, at most ``most``.
+
+        With recurrent layers: the longest that a state is there for.
+        """
         limit = min(most, len(prompt), self._cache.length)
-        for i in range(limit):
-            if prompt[i] != self._tokens[i]:
-                return i
-        return limit
+        common = next((i for i in range(limit) if prompt[i] != self._tokens[i]), limit)
+        return self._rewind.reach(common)
 
     def prefill(self, request: Request, reuse: int) -> Iterator[Verdict[Tensor]]:
         """Run the prompt from ``reuse`` on; each verdict has the features of its chunk.
 
-        An abandoned prefill leaves the chunks already run in place.
+        An abandoned prefill leaves the chunks already run in place. Where no state is kept for
+        ``reuse``, rows before it run again and are not in any verdict.
         """
         prompt = list(request.prompt)
         assert 0 <= reuse < len(prompt), "at least the last prompt token is run"
-        self._cache.rollback(reuse)
-        self._tokens = prompt[:reuse]
+        held = self._rewind.to(reuse)
+        self._tokens = prompt[:held]
         self._request, self._judge = request, make_judge(request)
-        for start in range(reuse, len(prompt), self._chunk):
-            rows = prompt[start : start + self._chunk]
-            last = start + len(rows) == len(prompt)
+        for rows in self._chunks(prompt, held, reuse):
             logits, features = self._run(rows, keep=1)
             self._tokens += rows
-            if not last:
+            if len(self._tokens) <= reuse:
+                continue
+            if len(self._tokens) < len(prompt):
                 yield Verdict(tokens=[], rows=len(rows), features=features)
                 continue
             with torch.inference_mode():
                 ruling = settle(self._judge(logits, self._tokens, (), None), ())
             self._say(ruling.tokens)
             yield Verdict(ruling.tokens, rows=len(rows), features=features, notes=ruling.notes)
+
+    def _chunks(self, prompt: list[int], start: int, reuse: int) -> Iterator[list[int]]:
+        """The rows of each pass. Recurrent states are remembered before the last token: there the
+        same prompt resumes, and a chat whose template writes the answer anew."""
+        last = len(prompt) - 1
+        ends = {reuse, len(prompt), *([last] if self._rewind.recurrent else ())}
+        for end in sorted(end for end in ends if end > start):
+            while start < end:
+                yield prompt[start : min(end, start + self._chunk)]
+                start = min(end, start + self._chunk)
+            if end == last:
+                self._rewind.remember()
 
     def verify(self, proposal: Proposal[Tensor]) -> Verdict[Tensor]:
         """Judge anchor + proposal in one forward; waits for the device once.
@@ -92,7 +109,8 @@ class TorchTargetSession:
             rows = torch.cat([anchor, drafted.to(anchor)])
         else:
             rows = [*rows, *drafted]
-        logits, features = self._run(rows, keep=0)
+        with self._rewind.record() if proposal.rows else nullcontext():
+            logits, features = self._run(rows, keep=0)
         with torch.inference_mode():
             decision = self._judge(logits, self._tokens, drafted, proposal.q)
             end = mark(self._forward.device)
@@ -115,12 +133,14 @@ class TorchTargetSession:
         assert 1 <= kept <= len(self._verdict.tokens), f"kept {kept} is not in the verdict"
         self._say(self._verdict.tokens[:kept])
         self._verdict = None
-        self._cache.rollback(len(self._tokens) - 1)
+        reached = self._rewind.to(len(self._tokens) - 1)
+        assert reached == len(self._tokens) - 1, "a verified block can be cut at any row"
 
     def fork(self) -> TorchTargetSession:
         """An independent session with the same tokens and a copy of the cache."""
         twin = TorchTargetSession(self._model, self._taps.layers, 0, chunk=self._chunk)
         twin._cache = self._cache.copy()
+        twin._rewind = self._rewind.fork(twin._cache)
         twin._tokens, twin._request = list(self._tokens), self._request
         twin._judge = make_judge(self._request)
         return twin
@@ -128,11 +148,12 @@ class TorchTargetSession:
     def close(self) -> None:
         """Free the cache; idempotent."""
         self._cache = make_cache(self._model.config, 0)
+        self._rewind = Rewind(self._model, self._cache)
         self._tokens, self._verdict = [], None
 
     def bytes(self) -> int:
-        """Bytes of keys and values allocated now."""
-        return self._cache.bytes()
+        """Bytes of keys, values and recurrent states allocated now."""
+        return self._cache.bytes() + self._rewind.bytes()
 
     def _say(self, tokens: list[int]) -> None:
         """Take in committed tokens."""
@@ -155,7 +176,8 @@ class Forward:
         """Look at the signature once."""
         names = inspect.signature(model.forward).parameters
         self._model = model
-        self._cache = "cache" if "cache" in names else "past_key_values"
+        spellings = ("cache", "cache_params", "past_key_values")
+        self._cache = next((name for name in spellings if name in names), "past_key_values")
         self._keep = "logits_to_keep" in names
         self.device = model.get_input_embeddings().weight.device
 
@@ -166,4 +188,5 @@ class Forward:
         if self._keep:
             options["logits_to_keep"] = keep
         logits: Tensor = self._model(input_ids=ids, **options).logits[0]
+        cache.ran(ids.shape[1])
         return logits[-keep:] if keep else logits
