@@ -101,6 +101,7 @@ class Engine:
         *,
         chat_template: bool = True,
         system: str | None = None,
+        progress: bool = False,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Chunk]:
         """Chunks of the answer as rounds finish; the last one has finish_reason and stats.
@@ -110,6 +111,8 @@ class Engine:
         prompt  text (one user turn of the target's chat template, or raw text with
                 ``chat_template=False``), messages with role and content, or token ids
         system  text of a system message put first
+        progress  also an empty chunk for each part of a long prompt, so that one ``next()`` is
+                one pass of the target and never more
         options fields of GenerateConfig (max_tokens, temperature, seed, stop, block_size, ...)
 
         The arguments are checked at the call, before the first chunk is asked for. Raises
@@ -127,13 +130,27 @@ class Engine:
             )
             for sample in range(config.n)
         ]
-        return self._texts(asked, config)
+        return self._texts(asked, config, progress)
 
     def encode(
         self, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
     ) -> list[int]:
         """Ids [T] that ``stream`` would run for ``prompt``. Raises PromptError."""
         return encode(self.pair.tokenizer, prompt, chat_template=chat_template, system=system)
+
+    def keep(self, texts: int, most_bytes: int) -> None:
+        """How many finished texts can be gone on with, and bytes for them and those in work.
+
+        As it is, an engine keeps the last two, and a text that begins like one of them takes it
+        over; with this, texts are kept apart. The one unused for longest makes room.
+        """
+        with self._lock:
+            self._sessions.limit(texts, most_bytes)
+
+    @property
+    def kept(self) -> Sessions:
+        """The sessions: how many texts are kept and in work, and their bytes. Only to be read."""
+        return self._sessions
 
     def close(self) -> None:
         """Free sessions and weights; idempotent. Streams still running raise EngineClosed."""
@@ -166,14 +183,18 @@ class Engine:
         return make_request(self.pair, ids, config, sample, grammar)
 
     def _texts(
-        self, asked: Sequence[tuple[Request, blocks.Blocks]], config: GenerateConfig
+        self,
+        asked: Sequence[tuple[Request, blocks.Blocks]],
+        config: GenerateConfig,
+        progress: bool,
     ) -> Iterator[Chunk]:
         """One text after the other; all but the first find the prompt in the cache."""
         for index, (request, chosen) in enumerate(asked):
             if config.echo:
                 yield _echo(request, self.pair, index)
             for chunk in self._chunks(request, chosen, config, fresh=not (config.reuse or index)):
-                yield replace(chunk, index=index)
+                if progress or chunk.token_ids or chunk.finish_reason is not None:
+                    yield replace(chunk, index=index)
 
     def _chunks(
         self, request: Request, chosen: blocks.Blocks, config: GenerateConfig, *, fresh: bool
@@ -188,13 +209,14 @@ class Engine:
         )
         reader = Reader(self.pair.tokenizer, config.stop, config.min_tokens)
         with self._leased(request, fresh=fresh) as lease:
+            recorder.cached, lease.length = lease.reuse, len(request.prompt)
             for step in self._steps(request, lease, chosen):
+                lease.length += len(step.tokens)
                 step, chunk = reader.read(step)
                 recorder.add(step)
                 if step.finish is not None:
                     break
-                if chunk.token_ids:  # a chunk of a long prompt brings none
-                    yield replace(chunk, state=getattr(chosen.policy, "state", None))
+                yield replace(chunk, state=getattr(chosen.policy, "state", None))
         assert step.finish is not None, "the loop ends with a finish"
         stats, reason = self._measured(recorder.stats()), step.finish.value
         yield replace(chunk, finish_reason=reason, stats=stats, state=State.DONE)

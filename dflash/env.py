@@ -2,6 +2,7 @@
 
 DFLASH_CACHE        folder for downloads and converted weights
 DFLASH_BLOCK_SIZE   block size (anchor included) or "auto", below the command line in precedence
+DFLASH_API_KEY      a key that clients of ``dflash serve`` must send
 CI                  plain output, no progress animation
 NO_COLOR            no colours
 HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE   never reach out to the hub
@@ -48,6 +49,11 @@ def block_size() -> int | Literal["auto"] | None:
 def with_variables(added: Mapping[str, str]) -> dict[str, str]:
     """This process's environment and ``added``: for a program that is started."""
     return {**os.environ, **added}
+
+
+def api_key() -> str | None:
+    """DFLASH_API_KEY, or None when unset or empty."""
+    return os.environ.get("DFLASH_API_KEY", "").strip() or None
 
 
 def in_ci() -> bool:

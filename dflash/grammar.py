@@ -23,6 +23,7 @@ from dflash.errors import ConfigError, MissingBackend
 # JSON wants these escaped inside strings, which not every rule of xgrammar insists on.
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 _PLACE = re.compile(r"^\[[\d:]+\] \S+: ")  # where in xgrammar it happened
+MOST_KEPT = 64  # compiled constraints
 MOST_SPACE = 32  # white space in a row in JSON: enough for any layout, and small models end
 
 
@@ -46,13 +47,15 @@ class Grammars:
         with self._lock:
             if constraint not in self._compiled:
                 self._compiled[constraint] = self._compile(*constraint)
+                while len(self._compiled) > MOST_KEPT:
+                    del self._compiled[next(iter(self._compiled))]  # the oldest
             never = self._raw if constraint[0] == "json_schema" else None
             return Matched(self._compiled[constraint], self._pair.vocab_size, never)
 
     def _compile(self, kind: str, text: str) -> Any:
         if self._compiler is None:
             info = _tokens_of(self._pair)
-            self._compiler = import_module("xgrammar").GrammarCompiler(info)
+            self._compiler = import_module("xgrammar").GrammarCompiler(info, cache_enabled=False)
             for token, spelt in enumerate(info.decoded_vocab):
                 self._raw[token] = _CONTROL.search(spelt) is not None
         compiler = self._compiler

@@ -43,21 +43,24 @@ def encode(
     return list(ids)
 
 
-def render(tokenizer: Any, turns: Sequence[Message], system: str | None = None) -> str | None:
+def render(
+    tokenizer: Any, turns: Sequence[Message], system: str | None = None, **variables: Any
+) -> str | None:
     """Messages through the target's chat template, up to where the answer begins.
 
-    None = the target has no template. Raises PromptError when the template refuses the messages.
+    ``variables`` are handed to the template (tools, enable_thinking, ...). None = the target has no
+    template. Raises PromptError when the template refuses the messages.
     """
     if not getattr(tokenizer, "chat_template", None):
         return None
     messages = [dict(turn) for turn in turns]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    if not any(message["content"].strip() for message in messages):
+    if not any((message["content"] or "").strip() for message in messages):
         raise PromptError("the prompt is empty: no message has any text")
     try:
         text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            messages, tokenize=False, add_generation_prompt=True, **variables
         )
     except _template_errors() as problem:
         raise PromptError(f"the target's chat template refuses these messages: {problem}") from None
@@ -65,12 +68,13 @@ def render(tokenizer: Any, turns: Sequence[Message], system: str | None = None) 
 
 
 def _template_errors() -> tuple[type[Exception], ...]:
-    """What a template may raise; not every backend brings a template engine."""
+    """What a template may raise, over values of kinds that it does not expect, too."""
+    plain = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
     try:
         from jinja2 import TemplateError
-    except ImportError:
-        return ()
-    return (TemplateError,)
+    except ImportError:  # not every backend brings a template engine
+        return plain
+    return (TemplateError, *plain)
 
 
 def _plain(tokenizer: Any, text: str, system: str | None) -> list[int]:

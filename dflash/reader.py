@@ -68,4 +68,5 @@ def _chunk(step: Step, pieces: Sequence[Piece]) -> Chunk:
         sources=tuple(sources),
         pieces=merged,
         logprobs=None if notes is None else tuple(notes[: len(step.tokens)]),
+        drafted=step.verdict.drafted,
     )

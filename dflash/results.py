@@ -34,6 +34,7 @@ class Chunk:
     state: str | None = None  # prefill, speculating, fallback, done; None = nothing to decide
     logprobs: tuple[Logprob, ...] | None = None  # per token, an echo's left out; None = not asked
     index: int = 0  # which of n texts
+    drafted: int = 0  # tokens proposed and judged in this round; 0 = a plain step, or the prefill
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def _flag(name: str) -> Any:
     return remember
 
 
-def _pair(*names: str, **more: Any) -> Any:
+def pair_option(*names: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=PAIR, **more)
 
 
@@ -49,7 +49,7 @@ def _out(*names: str, **more: Any) -> Any:
 
 Model = Annotated[
     str | None,
-    _pair(
+    pair_option(
         "--model",
         "--target",
         "-m",
@@ -59,7 +59,7 @@ Model = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    _pair(
+    pair_option(
         "--draft",
         "--draft-model",
         "-d",
@@ -68,16 +68,18 @@ Draft = Annotated[
         "none = plain decoding. Left out: the demo model's draft.",
     ),
 ]
-Backend = Annotated[str, _pair("--backend", metavar="NAME", help="auto, torch or toy.")]
+Backend = Annotated[str, pair_option("--backend", metavar="NAME", help="auto, torch or toy.")]
 Device = Annotated[
-    str | None, _pair("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps. Default: the best.")
+    str | None,
+    pair_option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps. Default: the best."),
 ]
 Dtype = Annotated[
-    str | None, _pair("--dtype", metavar="NAME", help="float32, bfloat16 or float16 (target only).")
+    str | None,
+    pair_option("--dtype", metavar="NAME", help="float32, bfloat16 or float16 (target only)."),
 ]
 Window = Annotated[
     int | None,
-    _pair(
+    pair_option(
         "--draft-sliding-window-size",
         metavar="W",
         help="Bound the draft's history to W tokens.",
@@ -85,18 +87,19 @@ Window = Annotated[
 ]
 Taps = Annotated[
     str | None,
-    _pair(
+    pair_option(
         "--taps",
         metavar="auto|1,8,15",
         help="Tapped layers of the target, for a draft whose config does not say.",
     ),
 ]
-Threads = Annotated[int | None, _pair("--threads", metavar="N", help="CPU threads.")]
+Threads = Annotated[int | None, pair_option("--threads", metavar="N", help="CPU threads.")]
 TrustRemoteCode = Annotated[
-    bool, _pair("--trust-remote-code", help="Run Python code that comes with the target.")
+    bool, pair_option("--trust-remote-code", help="Run Python code that comes with the target.")
 ]
 NoProfile = Annotated[
-    bool, _pair("--no-profile", help="Neither use nor keep measurements of this pair's speed.")
+    bool,
+    pair_option("--no-profile", help="Neither use nor keep measurements of this pair's speed."),
 ]
 
 MaxTokens = Annotated[int, _text("--max-tokens", "-n", help="New tokens at most.")]

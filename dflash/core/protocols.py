@@ -14,7 +14,7 @@ Contract (the reasons are in docs/concepts/seam.md):
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from dflash.core.types import Outlook, Plan, Proposal, Request, Step, Verdict
 
@@ -32,6 +32,14 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free everything; idempotent."""
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """What a session offers beside that if its buffers can be made larger; optional."""
+
+    def grow(self, capacity: int) -> None:
+        """Make room for ``capacity`` tokens and one block beyond; the state stays as it is."""
 
 
 class TargetSession(Session, Protocol[A]):

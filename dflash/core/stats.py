@@ -47,6 +47,7 @@ class Stats:
     policy: str
     speedup: float | None = None  # tokens a second x measured time of a plain step; None = unknown
     by_draft: tuple[DraftShare, ...] = ()  # in the order of Plan.draft; () without a draft
+    cached_tokens: int = 0  # of the prompt, taken over from an earlier request
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, by field name."""
@@ -69,7 +70,11 @@ class Recorder:
         clamped_from: int | None = None,
         drafts: Sequence[str] = (),
     ) -> None:
-        """The arguments are copied into the stats as they are; ``drafts`` are names."""
+        """The arguments are copied into the stats as they are; ``drafts`` are names.
+
+        ``cached`` may be set later, once it is known.
+        """
+        self.cached = 0
         self._names, self._shares = tuple(drafts), [[0, 0, 0] for _ in drafts]
         self._prompt, self._backend, self._policy = prompt_tokens, backend, policy
         self._block, self._clamped = block_size, clamped_from
@@ -139,6 +144,7 @@ class Recorder:
                 DraftShare(name, *counts)
                 for name, counts in zip(self._names, self._shares, strict=True)
             ),
+            cached_tokens=self.cached,
         )
 
 

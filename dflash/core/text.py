@@ -73,12 +73,12 @@ class TextStream:
         if ends:
             self.stopped, self._held = True, ""
             return text[: min(ends)[1]]
-        cut = len(text) - max((_overlap(text, stop) for stop in self._stop), default=0)
+        cut = len(text) - max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[cut:]
         return text[:cut]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest proper beginning of ``stop`` that ends ``text``."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

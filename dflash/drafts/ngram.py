@@ -71,6 +71,9 @@ class NgramDraft:
         twin._places = {run: list(places) for run, places in self._places.items()}
         return twin
 
+    def grow(self, capacity: int) -> None:
+        """Lists grow by themselves."""
+
     def close(self) -> None:
         """Forget everything; idempotent."""
         self._tokens, self._places, self._match = [], {}, (0, 0)

@@ -27,6 +27,7 @@ from transformers.cache_utils import (
 from dflash.backends.torch.rollback_state import StateLayer
 from dflash.errors import CheckpointError
 
+ROOM = 32  # rows past a session's capacity: one block may be written there and rolled back
 SIDE_BY_SIDE = (
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
@@ -112,6 +113,16 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 theirs[:, :, : self.length] = mine[:, :, : self.length]
             twin.length = self.length
 
+    def grow(self, capacity: int) -> None:
+        """Room for ``capacity`` tokens from now on; those held are copied."""
+        if self.is_initialized:
+            for name in ("keys", "values"):
+                held: Tensor = getattr(self, name)
+                rows = held.new_empty((*held.shape[:2], capacity, held.shape[-1]))
+                rows[:, :, : self.length] = held[:, :, : self.length]
+                setattr(self, name, rows)
+        self.capacity = capacity
+
     def bytes(self) -> int:
         """Bytes allocated."""
         return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
@@ -175,6 +186,12 @@ class PreallocatedCache(Cache):
         self._seen = length
         for layer in self._own:
             layer.length = length
+
+    def grow(self, capacity: int) -> None:
+        """Room for ``capacity`` tokens in every layer."""
+        with torch.inference_mode():
+            for layer in self._own:
+                layer.grow(capacity)
 
     def copy(self) -> PreallocatedCache:
         """An independent cache with the same tokens."""

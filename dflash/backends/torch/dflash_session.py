@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dflash.backends.torch.cache import ROOM
 from dflash.backends.torch.dflash import DFlashDraftModel, block_mask, transform_logits
 from dflash.backends.torch.draft_cache import LayerCache
 from dflash.backends.torch.kinds import DraftKind
+from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark
 from dflash.backends.torch.propose import Proposer, Rows, make_proposer
 from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Verdict
@@ -129,6 +131,12 @@ class DFlashSession:
         twin._absorbed, twin._queue = self._absorbed, list(self._queue)
         twin._draw = make_proposer(self._request)
         return twin
+
+    def grow(self, capacity: int) -> None:
+        """Room for ``capacity`` tokens and one block. Raises OutOfMemory."""
+        with torch.inference_mode(), guard(f"making room for {capacity} tokens of the draft"):
+            for cache in self._caches:
+                cache.grow(capacity + ROOM, self._model.spec.block_size)
 
     def close(self) -> None:
         """Free everything; idempotent."""

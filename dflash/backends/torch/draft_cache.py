@@ -64,11 +64,21 @@ class LayerCache:
         """Forget context rows at ``end`` and after."""
         self.count = max(0, min(end, self.end) - self.first)
 
+    def grow(self, capacity: int, block_size: int) -> None:
+        """Room for ``capacity`` context rows (as many of them as are seen) and one block."""
+        rows = (capacity if self.bound is None else min(capacity, self.bound)) + block_size
+        if rows <= self._rows.shape[3]:
+            return
+        held = self._rows
+        self._rows = held.new_empty((*held.shape[:3], rows, held.shape[4]))
+        self._rows[:, :, :, : self.count] = held[:, :, :, : self.count]
+
     def copy(self) -> LayerCache:
         """An independent cache with the same rows."""
         twin = object.__new__(LayerCache)
         twin.bound, twin.first, twin.count = self.bound, self.first, self.count
-        twin._rows = self._rows.clone()
+        twin._rows = torch.empty_like(self._rows)
+        twin._rows[:, :, :, : self.count] = self._rows[:, :, :, : self.count]
         return twin
 
     def bytes(self) -> int:

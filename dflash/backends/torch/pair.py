@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from dflash.backends.torch.cache import ROOM
 from dflash.backends.torch.draft_load import LoadedDraft, load_draft
 from dflash.backends.torch.load import LoadedTarget, load_target
 from dflash.backends.torch.memory import kv_bytes, require
@@ -16,8 +17,6 @@ from dflash.backends.torch.target import TorchTargetSession
 from dflash.backends.torch.tokenizer import ModelTokenizer
 from dflash.config import LoadConfig
 from dflash.core.protocols import DraftSession
-
-ROOM = 32  # cache rows past the capacity: one block may be written there and rolled back
 
 
 class TorchPair:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash.backends.torch.cache import PreallocatedCache, make_cache
+from dflash.backends.torch.cache import ROOM, PreallocatedCache, make_cache
 from dflash.backends.torch.features import Taps
 from dflash.backends.torch.judge import Judge, make_judge
 from dflash.backends.torch.memory import guard
@@ -144,6 +144,11 @@ class TorchTargetSession:
         twin._tokens, twin._request = list(self._tokens), self._request
         twin._judge = make_judge(self._request)
         return twin
+
+    def grow(self, capacity: int) -> None:
+        """Room for ``capacity`` tokens and one block. Raises OutOfMemory."""
+        with guard(f"making room for {capacity} tokens"):
+            self._cache.grow(capacity + ROOM)
 
     def close(self) -> None:
         """Free the cache; idempotent."""

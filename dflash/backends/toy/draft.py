@@ -73,6 +73,9 @@ class ScriptedDraft:
         twin._queue, twin._history = list(self._queue), list(self._history)
         return twin
 
+    def grow(self, capacity: int) -> None:
+        """Lists grow by themselves."""
+
     def close(self) -> None:
         """Every later call but this one fails."""
         self._open = False

@@ -74,6 +74,9 @@ class ToyTarget:
         twin._output = list(self._output)
         return twin
 
+    def grow(self, capacity: int) -> None:
+        """Lists grow by themselves."""
+
     def close(self) -> None:
         """Every later call but this one fails."""
         self._open = False

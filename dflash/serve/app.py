@@ -1,0 +1,86 @@
+"""The application: routes, errors and guards around one server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from dflash.engine import Engine
+from dflash.serve.config import ServeConfig
+from dflash.serve.errors import ApiError, as_api_error, is_anthropic
+from dflash.serve.guard import Guard
+from dflash.serve.routes import chat, completions, messages, meta, responses, tokens
+from dflash.serve.server import Server
+
+ROUTERS = tuple(part.router for part in (meta, chat, completions, responses, messages, tokens))
+
+
+def create_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
+    """An application that serves ``engine``; whoever made the engine closes it afterwards."""
+    return app_of(Server(engine, config or ServeConfig()))
+
+
+def app_of(server: Server) -> FastAPI:
+    """The application around ``server``, which it starts and stops."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.server.start()
+        yield
+        app.state.server.stop()
+
+    app = FastAPI(title="dflash", lifespan=lifespan)
+    app.state.server = server
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(Guard, config=server.config)
+    if server.config.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=server.config.origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("authorization", "content-type", "x-api-key"),
+        )
+    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _not_here)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+def _reply(request: Request, problem: ApiError) -> JSONResponse:
+    request.app.state.server.metrics.refused(problem.status)
+    body = problem.body(is_anthropic(request.url.path))
+    return JSONResponse(body, problem.status, problem.headers())
+
+
+async def _refused(request: Request, problem: Any) -> JSONResponse:
+    return _reply(request, problem)
+
+
+async def _malformed(request: Request, problem: Any) -> JSONResponse:
+    """What is wrong with a request's fields: of several forms, the one that came furthest."""
+    first = max(problem.errors(), key=lambda error: len(error["loc"]))
+    place = [str(part) for part in first["loc"][1:]]
+    message = f"{'.'.join(place) or 'the body'}: {first['msg']}"
+    if first["type"] == "json_invalid":
+        return _reply(request, ApiError(400, f"the body is not JSON: {first['ctx']['error']}"))
+    if first["type"] == "extra_forbidden":
+        message = f"{'.'.join(place)} is not a field that this server knows"
+    return _reply(request, ApiError(400, message, param=".".join(place) or None))
+
+
+async def _not_here(request: Request, problem: Any) -> JSONResponse:
+    message = f"{request.method} {request.url.path}: {problem.detail}"
+    return _reply(request, ApiError(problem.status_code, message))
+
+
+async def _failed(request: Request, problem: Any) -> JSONResponse:
+    return _reply(request, as_api_error(problem))

@@ -1,0 +1,1 @@
+"""One file for each API: its requests into the engine's words, and its replies."""

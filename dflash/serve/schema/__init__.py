@@ -1,0 +1,1 @@
+"""What requests look like on the wire. A field not named here is an error, never ignored."""
