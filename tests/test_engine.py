@@ -269,6 +269,10 @@ class Session(ToyTarget):
     rows = 0
     broken = False
     closed = False
+    grown = 0
+
+    def grow(self, capacity):
+        self.grown = capacity
 
     def prefill(self, request, reuse):
         for verdict in super().prefill(request, reuse):
@@ -345,9 +349,19 @@ def test_sessions_have_room_for_what_was_asked_and_not_for_the_whole_context():
     pair = Counting()
     with Engine(pair) as engine:
         engine.generate([1] * 30, max_tokens=10)
-        engine.generate([1] * 30, max_tokens=900)
+        engine.generate([2] * 30, max_tokens=900)
     capacities = [capacity for capacity, _ in pair.opened]
     assert capacities == [512, 1024]
+
+
+def test_a_text_that_outgrows_its_sessions_moves_and_is_not_run_again():
+    pair = Counting()
+    with Engine(pair) as engine:
+        engine.generate([1] * 500, max_tokens=10)
+        engine.generate([1] * 500, max_tokens=900)
+    ((capacity, session),) = pair.opened
+    assert (capacity, session.grown) == (512, 2048)
+    assert session.rows == 501  # the second prompt was held but for the one token that must run
 
 
 def test_streams_may_be_read_in_turns(engine):
