@@ -68,8 +68,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_engine_is_called_as_documented() -> None:
     assert parameters(dflash.load) == ["target", "draft", "options"]
-    for method in (dflash.Engine.generate, dflash.Engine.stream):
-        assert parameters(method) == ["self", "prompt", "chat_template", "system", "options"]
+    common = ["self", "prompt", "chat_template", "system"]
+    assert parameters(dflash.Engine.generate) == [*common, "options"]
+    assert parameters(dflash.Engine.stream) == [*common, "progress", "options"]
     public = {n for n in vars(dflash.Engine) if not n.startswith("_")}
     assert public == {"close", "encode", "generate", "stream"}
 
