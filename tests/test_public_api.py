@@ -72,7 +72,7 @@ def test_the_engine_is_called_as_documented() -> None:
     assert parameters(dflash.Engine.generate) == [*common, "options"]
     assert parameters(dflash.Engine.stream) == [*common, "progress", "options"]
     public = {n for n in vars(dflash.Engine) if not n.startswith("_")}
-    assert public == {"close", "encode", "generate", "stream"}
+    assert public == {"close", "encode", "generate", "keep", "kept", "stream"}
 
 
 def test_results_have_the_documented_fields() -> None:
