@@ -81,7 +81,7 @@ def test_results_have_the_documented_fields() -> None:
     ]
     assert list(dflash.Chunk.__dataclass_fields__) == [
         *("text", "token_ids", "sources", "pieces", "finish_reason", "stats", "state"),
-        *("logprobs", "index"),
+        *("logprobs", "index", "drafted"),
     ]
     assert list(dflash.Stats.__dataclass_fields__) == [
         *("prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
