@@ -15,5 +15,9 @@ if [ ! -e "$venv/.installed" ]; then
     touch "$venv/.installed"
 fi
 (cd tests/parity && "../../$venv/bin/python" make_reference.py)
+draft=$(mktemp -d)
+trap 'rm -rf "$draft"' EXIT
+"$PY" -m tests.parity.export_draft "$draft"
+"$venv/bin/python" tests/parity/load_export.py "$draft"
 git --no-pager diff --stat -- tests/parity/golden
 "$PY" -m pytest tests/parity

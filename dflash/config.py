@@ -73,6 +73,8 @@ class LoadConfig:
     pack_weights  let prepacked copies replace the weights of linear layers (same results, faster
             verification on a CPU; the loaded model object changes)
     profile start with what earlier runs measured of this pair, and keep what this one measures
+    force_dflash  use a draft that was made for a target of another hidden size, through a fixed
+            projection of features and embeddings; loses most of the acceptance, never the text
     """
 
     target: str
@@ -87,6 +89,7 @@ class LoadConfig:
     pack_weights: bool = True
     trust_remote_code: bool = False
     profile: bool = True
+    force_dflash: bool = False
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
@@ -126,6 +129,7 @@ class LoadOptions(TypedDict, total=False):
     pack_weights: bool
     trust_remote_code: bool
     profile: bool
+    force_dflash: bool
 
 
 C = TypeVar("C", LoadConfig, GenerateConfig)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from dflash import checks
-from dflash.core.types import Rule
+from dflash.core.types import Path, Rule
 from dflash.errors import ConfigError
 
 BlockSize = int | Literal["auto"] | None
 RULES = ("match", "rejection", "block")
+PATHS = ("walk", "best")
 DRAFT_TOKENS = 4  # of a block with a least acceptance rate, where no size was asked for
 
 
@@ -45,6 +46,9 @@ class GenerateConfig:
                     sampling, which keeps more of them. Both lossless, and a seed implies the former
     rule            the rule by name: match, rejection or block; None = as strict_mode and seed say
     greedy_drafts   above temperature 0 the draft proposes its likeliest token instead of a sample
+    draft_path      "walk": a draft token after token, as it is sampled; "best": the path of tokens
+                    that is likeliest as a whole, where the draft can tell
+    draft_p_min     stop drafting where the likeliest token has less probability; 0.0 = off
     min_acceptance_rate  give the block up while fewer of its drafts are accepted, and probe;
                     without a block size of its own, for one of 4 drafts. None = never give it up
     reuse           resume from an earlier request that begins with the same tokens
@@ -78,6 +82,8 @@ class GenerateConfig:
     strict_mode: bool = False
     rule: Rule | None = None
     greedy_drafts: bool = False
+    draft_path: Path = "walk"
+    draft_p_min: float = 0.0
     min_acceptance_rate: float | None = None
     reuse: bool = True
 
@@ -143,6 +149,11 @@ class GenerateConfig:
 
     def _check_block(self) -> None:
         checks.at_least(0, "draft_tokens", self.draft_tokens)
+        checks.within("draft_p_min", self.draft_p_min, lambda x: 0 <= x <= 1, "between 0 and 1")
+        if self.draft_path not in PATHS:
+            raise ConfigError(
+                f"draft_path must be one of {', '.join(PATHS)}, got {self.draft_path!r}"
+            )
         rate = self.min_acceptance_rate
         if rate is not None:
             checks.within(
@@ -219,6 +230,8 @@ class GenerateOptions(TypedDict, total=False):
     strict_mode: bool
     rule: Rule | None
     greedy_drafts: bool
+    draft_path: Path
+    draft_p_min: float
     min_acceptance_rate: float | None
     reuse: bool
 

@@ -143,6 +143,8 @@ def _draft_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, str | 
         "layers": spec.num_layers,
         "hidden size": spec.hidden_size,
         "attention": _attention(spec),
+        "selector": _selector(spec),
+        "draft vocabulary": spec.draft_vocab_size,
         "trained for": spec.target_name,
     }
     depth = spec.num_target_layers
@@ -163,6 +165,11 @@ def _attention(spec: DraftSpec) -> str:
     parts = [f"{number} x {kind} {causal}" for (kind, causal), number in counts.items()]
     window = f", window {spec.sliding_window}" if spec.sliding_window else ""
     return " + ".join(parts) + window
+
+
+def _selector(spec: DraftSpec) -> str | None:
+    sizes = spec.dflash2
+    return f"{sizes.selector_top_k} candidates, rank {sizes.selector_rank}" if sizes else None
 
 
 # --- safetensors ---------------------------------------------------------------------------------

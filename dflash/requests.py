@@ -52,6 +52,8 @@ def _sampling(config: GenerateConfig, sample: int) -> Sampling:
         processors=config.logits_processors,
         logprobs=config.logprobs,
         greedy_drafts=config.greedy_drafts,
+        draft_path=config.draft_path,
+        draft_p_min=config.draft_p_min,
     )
 
 

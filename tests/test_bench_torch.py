@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import demo, identical  # noqa: E402 - after the check for torch
+import dflash  # noqa: E402 - after the check for torch
+from bench import demo, identical, walks  # noqa: E402 - after the check for torch
 from bench.arms import plain_transformers, transformers_arm  # noqa: E402
 from tests.backends.tiny import (  # noqa: E402
     reference_generate,
@@ -18,6 +19,7 @@ from tests.backends.tiny import (  # noqa: E402
     tiny_target,
     tiny_tokenizer,
 )
+from tests.drafts.configs import CONV_AND_SELECTOR  # noqa: E402
 from tests.facades.drafts import save_draft  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -77,3 +79,32 @@ def test_identity_runs_from_end_to_end(
         identical.main([*pair, *short, "--out", str(tmp_path / "identical.json")])
     assert ended.value.code == 0
     assert "0 real differences" in capsys.readouterr().out
+
+
+def test_walks_over_a_text_are_what_generation_accepts(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = {"mask_token_id": 300, "target_layer_ids": [0, 2], **CONV_AND_SELECTOR}
+    second = save_draft(
+        tmp_path / "second", architectures=["DFlash2DraftModel"], is_causal=False,
+        dflash_config=nested, block_size=8,
+    )  # fmt: skip
+    row = {"prompt": PROMPT, "text": reference_generate(tiny_target(), PROMPT, 40)}
+    (tmp_path / "texts.json").write_text(json.dumps({"gsm8k": [row]}))
+    out = tmp_path / "walks.json"
+    walks.main(
+        [
+            *("--target", str(folder), "--drafts", str(second), "--paths", "walk,best,rows"),
+            *("--texts", str(tmp_path / "texts.json"), "--threads", "1", "--out", str(out)),
+        ]
+    )
+    found = json.loads(out.read_text())["walks"]
+    assert len(found) == len(capsys.readouterr().out.splitlines()) == 3
+    with dflash.load(str(folder), draft=str(second), device="cpu", profile=False) as engine:
+        for path in ("walk", "best"):
+            stats = engine.generate(PROMPT, max_tokens=40, block_size=8, draft_path=path).stats
+            walked = found[f"{second} {path}"]["gsm8k"]
+            assert (walked["rounds"], walked["committed"]) == (
+                stats.rounds,
+                stats.completion_tokens - 1,
+            )

@@ -31,6 +31,7 @@ def chat(
     dtype: o.Dtype = None,
     draft_sliding_window_size: o.Window = None,
     taps: o.Taps = None,
+    force_dflash: o.ForceDFlash = False,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
     no_profile: o.NoProfile = False,

@@ -93,6 +93,13 @@ Taps = Annotated[
         help="Tapped layers of the target, for a draft whose config does not say.",
     ),
 ]
+ForceDFlash = Annotated[
+    bool,
+    pair_option(
+        "--force-dflash",
+        help="Use a draft made for a target of another width: features are cut or filled up.",
+    ),
+]
 Threads = Annotated[int | None, pair_option("--threads", metavar="N", help="CPU threads.")]
 TrustRemoteCode = Annotated[
     bool, pair_option("--trust-remote-code", help="Run Python code that comes with the target.")
@@ -133,6 +140,12 @@ MinAcceptanceRate = Annotated[
         metavar="RATE",
         help="Give a fixed block (4 drafts if none is named) up while fewer are accepted.",
     ),
+]
+DraftPath = Annotated[
+    str, _text("--draft-path", metavar="walk|best", help="How a draft with a selector chooses.")
+]
+DraftPMin = Annotated[
+    float, _text("--draft-p-min", metavar="P", help="Stop drafting below this probability.")
 ]
 Strict = Annotated[
     bool,

@@ -43,6 +43,18 @@ def train(
     window: Annotated[
         int | None, _draft("--window", help="Sliding window of all layers but the last.")
     ] = None,
+    selector_rank: Annotated[
+        int | None,
+        _draft("--selector-rank", help="Makes it a DFlash2 draft: rank of its selector's tables."),
+    ] = None,
+    draft_vocab: Annotated[
+        int | None,
+        _draft("--draft-vocab", help="Most frequent tokens the draft can say; default: all."),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        _draft("--start", help="Draft folder to begin with; v1 may start a DFlash2 draft."),
+    ] = None,
     steps: Annotated[int, _run("--steps", help="Updates in all, resumed ones included.")] = 8000,
     batch: Annotated[int, _run("--batch", help="Conversations an update.")] = 2,
     anchors: Annotated[int, _run("--anchors", help="Blocks a conversation.")] = 40,
@@ -125,6 +137,8 @@ def _config(given: Mapping[str, Any]) -> Any:
             taps="auto" if given["taps"] == "auto" else _numbers("--taps", given["taps"]),
             mask_token_id=given["mask_token_id"],
             window=given["window"],
+            selector_rank=given["selector_rank"],
+            draft_vocab_size=given["draft_vocab"],
         ),
         objective=Objective(decay=_decay(given["decay"]), soft_mix=0.5),
         schedule=Schedule(
@@ -135,6 +149,7 @@ def _config(given: Mapping[str, Any]) -> Any:
             block_sizes=_numbers("--block-sizes", sizes) if sizes else spread(size),
             seed=given["seed"],
         ),
+        start=given["start"],
         max_length=given["max_length"],
         eval_every=given["eval_every"],
         checkpoint_every=given["checkpoint_every"],

@@ -43,6 +43,7 @@ def verify(
     dtype: o.Dtype = None,
     draft_sliding_window_size: o.Window = None,
     taps: o.Taps = None,
+    force_dflash: o.ForceDFlash = False,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
     prompts: Prompts = None,

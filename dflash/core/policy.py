@@ -106,7 +106,8 @@ class Adaptive:
             self._learn(step)
         else:
             # The first plain step after a block may pay for what the block's commit put off.
-            if self._plain_run or self._rounds == 1:
+            # A draft that proposed nothing after all took its time, so that is no plain step.
+            if (self._plain_run or self._rounds == 1) and not step.plan.rows:
                 self._costs.add(0, 0, step.ns)
                 self._stale = 0
             self._plain_run += 1

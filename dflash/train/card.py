@@ -63,16 +63,33 @@ def write_card(
             f"({generated.rounds} passes) |"
         )
     lines += [
+        *vocabulary_lines(draft),
         f"| made by | dflash-engine {package_version()} |",
-        "",
-        "Settings:",
-        "",
+        "\nSettings:\n",
         "```json",
         json.dumps(config.to_json() | {"effective_decay": config.decay}, indent=2),
         "```",
         "",
     ]
     return "\n".join(lines)
+
+
+def vocabulary_lines(draft: Mapping[str, Any]) -> list[str]:
+    """What a reduced vocabulary leaves out, and who will not have it."""
+    size = draft.get("draft_vocab_size")
+    if size is None:
+        return []
+    covered = draft["dflash_config"]["draft_vocab_coverage"]
+    lines = [
+        f"| draft vocabulary | {size:,} of {draft['vocab_size']:,} tokens, {covered:.1%} of the "
+        "held-out answers; no other token is ever accepted |"
+    ]
+    if "selector_rank" in draft["dflash_config"]:
+        lines.append(
+            "| not for | vLLM, SGLang and llama.cpp, which refuse a DFlash2 draft with a "
+            "vocabulary of its own |"
+        )
+    return lines
 
 
 def package_version() -> str:

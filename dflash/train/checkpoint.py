@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.errors import CheckpointError, ConfigError
+from dflash.train.selector import served
 
 STATE = "state"
 SHARD_BYTES = 15 * 2**20
@@ -97,11 +98,19 @@ def adam_slot(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def export(
-    folder: Path, model: DFlashDraftModel, config: Mapping[str, Any], card: str | None = None
+    folder: Path,
+    model: DFlashDraftModel,
+    config: Mapping[str, Any],
+    card: str | None = None,
+    maps: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The draft folder: config.json, bfloat16 safetensors (sharded with an index), README.md."""
+    """The draft folder: config.json, bfloat16 safetensors (sharded with an index), README.md.
+
+    ``maps`` are tensors that are no weights and keep their dtype, see `vocabulary_maps`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: p.detach().to(torch.bfloat16).cpu() for name, p in model.named_parameters()}
+    weights = {name: value.to(torch.bfloat16).cpu() for name, value in served(model)}
+    weights |= maps or {}
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, value in weights.items():
@@ -119,6 +128,16 @@ def export(
     (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
     if card is not None:
         (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def vocabulary_maps(kept: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """``d2t`` and ``t2d`` of a draft that says only the tokens ``kept`` (ascending).
+
+    d2t [n] holds target id minus draft id, as published files have it; t2d [V] marks what is kept.
+    """
+    marked = torch.zeros(vocab_size, dtype=torch.bool)
+    marked[kept] = True
+    return {"d2t": kept - torch.arange(kept.numel()), "t2d": marked}
 
 
 def write_shard(file: Path, tensors: dict[str, Tensor]) -> None:

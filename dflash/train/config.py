@@ -21,6 +21,11 @@ class DraftShape:
     mask_token_id: int | None = None
     window: int | None = None  # sliding window on all layers but the last
     intermediate_size: int | None = None
+    selector_rank: int | None = None  # of a DFlash2 draft; None: a DFlash v1 draft
+    selector_top_k: int = 16
+    conv_kernel_size: int = 2
+    conv_group_size: int = 16
+    draft_vocab_size: int | None = None  # most frequent tokens the draft can say; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class Objective:
     head_vocab: int = 8192  # tokens the training head knows; 0 = all
     hidden_weight: float = 0.5
     soft_mix: float = 0.0
+    selector_weight: float = 1.0  # of the second term, for DFlash2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,7 @@ class TrainConfig:
     device: str | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int | None = None
+    start: Path | None = None  # a draft folder whose weights the new one begins with
     target_name: str | None = None  # what to write into the draft's config; default: the target
 
     def __post_init__(self) -> None:
@@ -84,6 +91,8 @@ class TrainConfig:
             ("--eval-every", self.eval_every, 1),
             ("--checkpoint-every", self.checkpoint_every, 1),
             ("--window", shape.window or 1, 1),
+            ("--selector-rank", shape.selector_rank or 1, 1),
+            ("--draft-vocab", shape.draft_vocab_size or shape.selector_top_k, shape.selector_top_k),
         ):
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
@@ -107,7 +116,9 @@ class TrainConfig:
     def to_json(self) -> dict[str, Any]:
         """Plain data for the log and the card."""
         plain = asdict(self)
-        return plain | {"data": [str(path) for path in self.data], "out": str(self.out)}
+        start = None if self.start is None else str(self.start)
+        data = [str(path) for path in self.data]
+        return plain | {"data": data, "out": str(self.out), "start": start}
 
     def identity(self) -> dict[str, Any]:
         """What must not change between a run and its continuation."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +47,17 @@ class Corpus:
     def answer_tokens(self) -> int:
         """Learned tokens in the training part."""
         return sum(sum(sequence.answer) for sequence in self.train)
+
+    def answers(self) -> Iterator[int]:
+        """Learned tokens of the training part, in order."""
+        for sequence in self.train:
+            yield from compress(sequence.ids, sequence.answer)
+
+    def covered(self, kept: Collection[int]) -> float:
+        """Share of the held-out answers' tokens (of the learned ones without any) in ``kept``."""
+        texts = self.valid or self.train
+        ids = [token for text in texts for token in compress(text.ids, text.answer)]
+        return sum(token in kept for token in ids) / max(len(ids), 1)
 
 
 def load_corpus(

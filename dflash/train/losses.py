@@ -85,3 +85,35 @@ def hidden_loss(
     gap = F.smooth_l1_loss(hidden.float(), wanted.float(), reduction="none").mean(-1)
     weight = weights.expand_as(gap) * valid
     return (gap * weight).sum() / weight.sum().clamp(min=1e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The selector's term, and what it says of candidates and of the path through them."""
+
+    loss: Tensor  # []
+    hits: Tensor  # [n, K] the best score is the label's, the label before given
+    recalled: Tensor  # [n, K] the label is a candidate at all
+
+
+def selector_loss(
+    scores: Tensor,  # [n, K, k] of candidates, the label before each given
+    candidates: Tensor,  # [n, K, k] places in the kept vocabulary
+    labels: Tensor,  # [n, K] places in the kept vocabulary, -1 = not in it
+    valid: Tensor,  # [n, K]
+    weights: Tensor | None,  # [K] fixed, or None for prefix weights
+) -> Selected:
+    """Weighted mean of CE(label) over candidates; rows whose label is no candidate are left out.
+
+    The second term of DFlash2's objective, as AutoModel and SpecForge have it.
+    """
+    among = (candidates == labels[..., None]) & valid[..., None]
+    recalled = among.any(-1)
+    logs = F.log_softmax(scores.float(), dim=-1)
+    hard = -logs.masked_fill(~among, 0.0).sum(-1)
+    sure = torch.where(recalled, (-hard).exp(), 0.0)
+    weight = prefix_weights(sure) if weights is None else weights.expand_as(hard)
+    weight = weight * recalled
+    loss = (hard * weight).sum() / weight.sum().clamp(min=1e-6)
+    best = scores.argmax(-1, keepdim=True)
+    return Selected(loss, among.gather(-1, best)[..., 0], recalled)

@@ -17,18 +17,22 @@ from typing import Any
 import torch
 
 from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.backends.torch.dflash2 import DFlash2DraftModel
+from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget, load_target
-from dflash.drafts.spec import read_spec
+from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import ConfigError
 from dflash.train import evaluate, losses
+from dflash.train.batches import Materials
 from dflash.train.card import write_card
-from dflash.train.checkpoint import export
+from dflash.train.checkpoint import export, vocabulary_maps
 from dflash.train.config import TrainConfig
 from dflash.train.data import Corpus, load_corpus
 from dflash.train.features import FeatureStore
+from dflash.train.selector import start_dflash2
 from dflash.train.shape import choose_mask_token, draft_config, tokenizer_keys
-from dflash.train.trainer import Materials, Trainer, wants_bfloat16
-from dflash.train.warmstart import random_start, warm_start
+from dflash.train.trainer import Trainer, wants_bfloat16
+from dflash.train.warmstart import random_start, start_from, warm_start
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -83,8 +87,15 @@ class Session:
     corpus: Corpus
     trainer: Trainer
     draft_config: dict[str, Any]
-    head: torch.Tensor  # [V, H]
+    head: torch.Tensor  # [n, H] the target's head rows that the draft chooses among
+    said: torch.Tensor | None  # [n] their tokens; None: all
     started: float
+
+    def export(self, card: str | None = None) -> None:
+        """Write the draft as it is now into its folder."""
+        size = self.trainer.model.spec.vocab_size
+        maps = None if self.said is None else vocabulary_maps(self.said, size)
+        export(self.config.out, self.trainer.model, self.draft_config, card, maps)
 
     @property
     def materials(self) -> Materials:
@@ -106,13 +117,11 @@ def prepare(config: TrainConfig) -> Session:
     )  # fmt: skip
     plain = shape_draft(config, target)
     mask = plain["dflash_config"]["mask_token_id"]
-    model: DFlashDraftModel = DFlashDraftModel(read_spec(plain)).float()
-    model = model.to(device=where)
-    seed = config.schedule.seed
-    random_start(model, torch.Generator(device=where).manual_seed(seed))
-    warm_start(model, target.model, [c.ids for c in corpus.train[:WARM_SAMPLES]])
-    answers = (token for c in corpus.train for token, a in zip(c.ids, c.answer, strict=True) if a)
-    tokens = losses.FrequentTokens.count(answers, target.vocab_size, config.objective.head_vocab)
+    model = start_model(config, read_spec(plain), target, corpus)
+    tokens, said = vocabularies(corpus, model.spec, config.objective.head_vocab)
+    if said is not None:
+        covered = corpus.covered(set(said.tolist()))
+        plain["dflash_config"]["draft_vocab_coverage"] = round(covered, 4)
     weight: Any = target.head.weight
     weight = weight.detach()
     compute = torch.bfloat16 if wants_bfloat16(config, where) else torch.float32
@@ -133,9 +142,40 @@ def prepare(config: TrainConfig) -> Session:
         corpus,
         Trainer(model, materials, config),
         plain,
-        weight.to(compute),
+        (weight if said is None else weight[said.to(where)]).to(compute),
+        said,
         time.time(),
     )
+
+
+def vocabularies(
+    corpus: Corpus, spec: DraftSpec, head_vocab: int
+) -> tuple[losses.FrequentTokens, torch.Tensor | None]:
+    """The tokens that the loss is computed on, and those that the draft can say (None: all)."""
+    tokens = losses.FrequentTokens.count(corpus.answers(), spec.vocab_size, head_vocab)
+    if spec.draft_vocab_size is None:
+        return tokens, None
+    said = losses.FrequentTokens.count(corpus.answers(), spec.vocab_size, spec.draft_vocab_size)
+    return (tokens if len(tokens.kept) <= len(said.kept) else said), said.kept
+
+
+def start_model(
+    config: TrainConfig, spec: DraftSpec, target: LoadedTarget, corpus: Corpus
+) -> DFlashDraftModel:
+    """The draft in float32 with the weights it begins with: those of ``config.start``, or of the
+    target's last layers. Raises ConfigError for a start of another shape."""
+    where = target.device
+    made: DFlashDraftModel = KINDS.load(spec.kind).module(spec)
+    model = made.float().to(device=where)
+    generator = torch.Generator(device=where).manual_seed(config.schedule.seed)
+    random_start(model, generator)
+    if isinstance(model, DFlash2DraftModel):
+        start_dflash2(model, target.embedding, generator)
+    if config.start is None:
+        warm_start(model, target.model, [c.ids for c in corpus.train[:WARM_SAMPLES]])
+    else:
+        start_from(model, config.start)
+    return model
 
 
 def shape_draft(config: TrainConfig, target: LoadedTarget) -> dict[str, Any]:
@@ -180,12 +220,13 @@ def score(session: Session, report: Report) -> tuple[evaluate.Score, evaluate.Sc
     trainer.model.eval()
     held_out = list(enumerate(session.corpus.valid[:VALID_WALKS], len(session.corpus.train)))
     walked = evaluate.walk(
-        trainer.model, session.materials, held_out, session.head, autocast=trainer.autocast
-    )
+        trainer.model, session.materials, held_out,
+        evaluate.Head(session.head, session.said), autocast=trainer.autocast,
+    )  # fmt: skip
     generated = None
     prompts = held_out_prompts(session)
     if prompts:
-        export(config.out, trainer.model, session.draft_config)
+        session.export()
         generated = evaluate.generate(
             config.target, config.out, prompts, device=str(session.target.device)
         )
@@ -219,7 +260,7 @@ def finish(session: Session, interrupted: bool, report: Report) -> Outcome:
         kept = [round(share, 4) for share in generated.by_position]
         session.draft_config["dflash_config"]["acceptance_by_position"] = kept
     card = write_card(config, session.draft_config, trainer, session.corpus, walked, generated)
-    export(config.out, trainer.model, session.draft_config, card)
+    session.export(card)
     if not interrupted:
         for file in config.out.glob("features.*"):
             file.unlink()

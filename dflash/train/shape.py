@@ -89,7 +89,23 @@ def draft_config(
             "target_layer_ids": taps,
         },
     }
-    return config
+    if shape.draft_vocab_size is not None:
+        config["draft_vocab_size"] = min(shape.draft_vocab_size, target.vocab_size)
+    return config if shape.selector_rank is None else config | dflash2_keys(config, shape)
+
+
+def dflash2_keys(config: dict[str, Any], shape: DraftShape) -> dict[str, Any]:
+    """What makes a DFlash v1 config one of DFlash2."""
+    sizes = {
+        "conv_kernel_size": shape.conv_kernel_size,
+        "conv_group_size": shape.conv_group_size,
+        "selector_rank": shape.selector_rank,
+        "selector_top_k": shape.selector_top_k,
+    }
+    return {
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": {**config["dflash_config"], **sizes},
+    }
 
 
 def rope_theta(target: Any) -> float:

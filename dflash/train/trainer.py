@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.backends.torch.dflash2 import DFlash2DraftModel
 from dflash.train import blocks, losses
+from dflash.train.batches import Materials, predicting_states, prepare
 from dflash.train.checkpoint import load_state, save_state
 from dflash.train.config import TrainConfig
-from dflash.train.data import Conversation
-from dflash.train.features import FeatureStore
+from dflash.train.selector import selector_term
 
 WINDOW_BATCHES = 32  # sequences of like length are batched within windows of this many batches
-
-
-@dataclass(slots=True)
-class Materials:
-    """What a step reads: all of it fixed during a run."""
-
-    sequences: list[Conversation]
-    features: FeatureStore
-    embedding: Tensor  # [V, H] the target's rows
-    head: Tensor  # [kept, H] the target's head rows that the loss uses
-    tokens: losses.FrequentTokens
-    mask_id: int
 
 
 def order(lengths: Sequence[int], batch: int, seed: int) -> Iterator[list[int]]:
@@ -206,70 +194,30 @@ class Trainer:
         entropy = losses.block_loss(logits, labels, valid, weights, soft, objective.soft_mix)
         pull = losses.hidden_loss(states, wanted, valid, self.row_weights[: block.size - 1])
         total = entropy + objective.hidden_weight * pull
-        with torch.no_grad():
-            hits = (logits.argmax(-1) == labels) & valid
-            first = hits[:, 0].sum() / valid[:, 0].sum().clamp(min=1)
-            run = hits.cumprod(-1).sum(-1).float()
-            alive = valid[:, 0]
-            record = {
-                "loss": total.item(),
-                "entropy": entropy.item(),
-                "hidden": pull.item(),
-                "first": first.item(),
-                "prefix": (run * alive).sum().item() / max(alive.sum().item(), 1),
-                "positions": float(valid.sum().item()),
+        hits = (logits.argmax(-1) == labels) & valid
+        record = {"entropy": entropy.item(), "hidden": pull.item(), "first": share(hits, valid, 1)}
+        if isinstance(self.model, DFlash2DraftModel):
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
+                chosen = selector_term(
+                    self.model, states, logits, block, self.materials.tokens, weights
+                )
+            total = total + objective.selector_weight * chosen.loss
+            record |= {
+                "selector": chosen.loss.item(),
+                "recall_1": share(hits, valid),
+                "candidate_recall": share(chosen.recalled, valid),
+                "path": share(chosen.hits, valid),
             }
-        return total, record
+            hits = chosen.hits
+        run, alive = hits.cumprod(-1).sum(-1).float(), valid[:, 0]
+        prefix = (run * alive).sum().item() / max(alive.sum().item(), 1)
+        counted = {"prefix": prefix, "positions": float(valid.sum().item())}
+        return total, {"loss": total.item()} | record | counted
 
 
-def prepare(
-    materials: Materials, indices: list[int], config: TrainConfig, step: int
-) -> tuple[blocks.Blocks, Tensor, Tensor] | None:
-    """Blocks, features [b, T, M*Ht], final states [b, T, Ht] of a batch; None without anchors."""
-    generator = torch.Generator().manual_seed(config.schedule.seed * 1_000_003 + step)
-    size, count = block_of_step(config, step)
-    drawn = []
-    for index in indices:
-        sequence = materials.sequences[index]
-        anchors = blocks.draw_anchors(sequence.answer, count, generator)
-        if anchors:
-            drawn.append((index, sequence, anchors))
-    if not drawn:
-        return None
-    block = blocks.build(
-        [sequence.ids for _, sequence, _ in drawn],
-        [sequence.answer for _, sequence, _ in drawn],
-        [anchors for _, _, anchors in drawn],
-        size,
-        materials.mask_id,
-    )
-    loaded = [materials.features[index] for index, _, _ in drawn]
-    pad = torch.nn.utils.rnn.pad_sequence
-    return (
-        block,
-        pad([features for features, _ in loaded], batch_first=True).float(),
-        pad([final for _, final in loaded], batch_first=True).float(),
-    )
-
-
-def block_of_step(config: TrainConfig, step: int) -> tuple[int, int]:
-    """Block size and anchors a sequence in this step; shorter blocks get more anchors.
-
-    A draft is served at several block sizes (the policy shortens blocks where rows are dear), and
-    mask rows see each other: a draft that only ever saw full blocks is off in short ones.
-    """
-    native = config.shape.block_size
-    sizes = config.schedule.block_sizes or (native,)
-    size = sizes[step % len(sizes)]
-    return size, max(1, config.schedule.anchors * native // size)
-
-
-def predicting_states(final: Tensor, block: blocks.Blocks) -> Tensor:  # [b*N, B-1, Ht]
-    """The target's state that predicts each label: the one at the position before it."""
-    slots = torch.arange(block.labels.shape[-1], device=final.device)
-    at = (block.anchors.to(final.device)[..., None] + slots).clamp(max=final.shape[1] - 1)
-    rows = at.flatten(1)[..., None].expand(-1, -1, final.shape[-1])
-    return final.gather(1, rows).reshape(-1, at.shape[-1], final.shape[-1])
+def share(hits: Tensor, valid: Tensor, rows: int | None = None) -> float:
+    """Hits among the valid, of the first ``rows`` of each block; 0 where nothing is valid."""
+    return hits[:, :rows].sum().item() / max(valid[:, :rows].sum().item(), 1)
 
 
 def wants_bfloat16(config: TrainConfig, device: torch.device) -> bool:

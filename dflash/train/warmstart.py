@@ -9,12 +9,16 @@ copied (another architecture, other widths) starts at random. Measured in docs/L
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.backends.torch.draft_weights import load_weights
+from dflash.drafts.spec import read_spec
+from dflash.errors import ConfigError
 
 
 @torch.no_grad()
@@ -52,7 +56,12 @@ def warm_start(model: DFlashDraftModel, target: Any, samples: Sequence[Sequence[
 def fits(new: nn.Module, old: nn.Module) -> bool:
     """Whether an old layer has the same named projections of the same shapes, without biases."""
     theirs = dict(old.named_parameters())
-    ours = {name: p.shape for name, p in new.named_parameters() if p.ndim > 1}
+    own = ("attention_conv.", "mlp_conv.")  # what no target has
+    ours = {
+        name: p.shape
+        for name, p in new.named_parameters()
+        if p.ndim > 1 and not name.startswith(own)
+    }
     known = set(ours) | {"input_layernorm.weight", "post_attention_layernorm.weight"}
     known |= {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
     return set(theirs) <= known and all(
@@ -94,3 +103,26 @@ def head_scales(
         hook.remove()
     mean = {key: sum(values) / max(len(values), 1) or 1.0 for key, values in found.items()}
     return [(mean[index, "q_proj"], mean[index, "k_proj"]) for index in range(len(layers))]
+
+
+@torch.no_grad()
+def start_from(model: DFlashDraftModel, folder: Path) -> list[str]:
+    """Take over the weights of the draft in ``folder``; returns the names that it did not have.
+
+    A DFlash v1 draft can be the start of a DFlash2 one. Raises ConfigError for other shapes.
+    """
+    loaded, _ = load_weights(
+        folder, read_spec(folder), device=model.norm.weight.device, dtype=torch.float32
+    )
+    found, own = loaded.state_dict(), model.state_dict()
+    wrong = [n for n, value in found.items() if n not in own or own[n].shape != value.shape]
+    if wrong or loaded.spec.taps != model.spec.taps:
+        raise ConfigError(
+            f"--start {folder} is a draft of another shape"
+            + (f": {', '.join(wrong[:3])}" if wrong else f": taps {list(loaded.spec.taps)}")
+        )
+    model.load_state_dict(found, strict=False)
+    if "candidate_selector.predecessor_codebook" in found:  # the rows are whole already
+        for name in ("predecessor_map", "successor_map"):
+            model.get_parameter(f"candidate_selector.{name}").zero_()
+    return [name for name in own if name not in found]

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.backends.torch.dflash2 import DFlash2DraftModel
 from dflash.drafts.spec import DraftSpec, read_spec
-from tests.drafts.configs import config
+from tests.drafts.configs import config, config2
 
 MIXED: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
@@ -49,7 +50,18 @@ ODDITIES: dict[str, dict[str, Any]] = {
 
 def tiny_draft(seed: int = 0, **changes: Any) -> DFlashDraftModel:
     """A seeded random draft in eval mode, shaped for ``tests.backends.tiny`` targets."""
-    model = DFlashDraftModel(read_spec(config(**changes)))
+    return seeded(DFlashDraftModel(read_spec(config(**changes))), seed)
+
+
+def tiny_draft2(seed: int = 0, **changes: Any) -> DFlash2DraftModel:
+    """The same as a DFlash2 draft."""
+    model = DFlash2DraftModel(read_spec(config2(**changes)))
+    seeded(model, seed)
+    return model
+
+
+def seeded(model: DFlashDraftModel, seed: int) -> DFlashDraftModel:
+    """Random weights: matrices keep the size of what they read, norms are near 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

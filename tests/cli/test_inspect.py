@@ -13,6 +13,7 @@ from dflash.errors import CheckpointError, DownloadError
 from dflash.inspection import inspect
 from tests.backends.tiny import tiny_target
 from tests.cli.running import run
+from tests.drafts.configs import config2
 from tests.facades.drafts import config, save_draft
 
 pytestmark = pytest.mark.torch
@@ -61,6 +62,17 @@ def test_a_sliding_causal_draft_shows_its_attention(tmp_path):
     assert inspect(str(folder)).facts["attention"] == (
         "1 x sliding causal + 1 x full non-causal, window 32"
     )
+
+
+def test_a_dflash2_draft_and_a_vocabulary_of_its_own_are_described(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config2(draft_vocab_size=40)))
+    facts = inspect(str(file)).facts
+    assert facts["method"] == "dflash2"
+    assert facts["selector"] == "4 candidates, rank 8"
+    assert facts["draft vocabulary"] == 40
+    file.write_text(json.dumps(config()))
+    assert "selector" not in inspect(str(file)).facts
 
 
 def test_a_draft_with_an_unusable_config_is_still_described(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.backends.torch.kinds import KINDS
 from dflash.drafts.spec import read_spec
 from tests.backends.tiny import HIDDEN, LAYERS, VOCAB
 
@@ -46,7 +47,8 @@ def save_draft(folder: Path, stored: torch.dtype = torch.float32, **changes: Any
     folder.mkdir(parents=True, exist_ok=True)
     keys = config(**{"dtype": str(stored).removeprefix("torch."), **changes})
     (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
-    model = DFlashDraftModel(read_spec(keys))
+    spec = read_spec(keys)
+    model: DFlashDraftModel = KINDS.load(spec.kind).module(spec)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

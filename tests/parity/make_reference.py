@@ -21,7 +21,11 @@ import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import Qwen3Config  # noqa: E402
 
-from dflash.model import DFlashDraftModel, dflash_generate  # noqa: E402  # the reference wheel
+from dflash.model import (  # noqa: E402  # the reference wheel
+    DFlash2DraftModel,
+    DFlashDraftModel,
+    dflash_generate,
+)
 
 
 class ScriptedTarget(torch.nn.Module):
@@ -69,14 +73,43 @@ class ScriptedTarget(torch.nn.Module):
         return SimpleNamespace(logits=logits[:, -logits_to_keep:], hidden_states=hidden)
 
 
-def run(case: str, length: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """One whole greedy run: ids, drafts and acceptances, and the draft's states of some rounds."""
+def make(case: str) -> Any:
+    """The reference's draft of a case, with the script's weights."""
     torch.set_default_dtype(torch.float32)
-    model = DFlashDraftModel(Qwen3Config(**script.config(case))).eval()
+    kind = DFlash2DraftModel if case in script.SECOND else DFlashDraftModel
+    model = kind(Qwen3Config(**script.config(case))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             made = script.weight(case, name, tuple(parameter.shape))
             parameter.copy_(torch.from_numpy(made))
+    return model
+
+
+@torch.no_grad()
+def parts(case: str) -> dict[str, torch.Tensor]:
+    """Convolutions, candidates, and walks at three temperatures with their distributions."""
+    model = make(case)
+    given = {name: torch.from_numpy(value) for name, value in script.parts().items()}
+    found = {}
+    for index, layer in enumerate(model.layers):
+        for name in ("attention_conv", "mlp_conv"):
+            before, dynamic = getattr(layer, name).prepare(given["x"])
+            found[f"{name}/{index}/before"] = before
+            found[f"{name}/{index}/behind"] = getattr(layer, name).finish(given["y"], dynamic)
+    for temperature in (0.0, 0.7, 3.0):
+        torch.manual_seed(1)
+        path, ids, q = model.candidate_selector.select(
+            given["hidden"], given["logits"], torch.tensor([11]), temperature
+        )
+        found[f"walk/{temperature}/path"] = path
+        if q is not None:
+            found[f"walk/{temperature}/ids"], found[f"walk/{temperature}/q"] = ids, q
+    return {f"{case}/parts/{name}": value.clone() for name, value in found.items()}
+
+
+def run(case: str, length: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """One whole greedy run: ids, drafts and acceptances, and the draft's states of some rounds."""
+    model = make(case)
     states: list[torch.Tensor] = []
     model.norm.register_forward_hook(lambda _m, _i, out: states.append(out[0].clone()))
     target = ScriptedTarget()
@@ -107,6 +140,8 @@ def main() -> None:
         for name, length in script.PROMPTS.items():
             told["runs"][f"{case}/{name}"], states = run(case, length)
             tensors |= {f"{case}/{name}/{key}": value for key, value in states.items()}
+    for case in script.SECOND:
+        tensors |= parts(case)
     golden = HERE / "golden"
     golden.mkdir(exist_ok=True)
     (golden / "runs.json").write_text(json.dumps(told, separators=(",", ":")) + "\n")

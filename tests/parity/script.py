@@ -50,6 +50,13 @@ _MIXED = {
     "use_sliding_window": True,
 }
 _NESTED: dict[str, Any] = BASE["dflash_config"]
+_SECOND: dict[str, Any] = {  # what makes a DFlash2 draft
+    **_NESTED,
+    "conv_kernel_size": 2,
+    "conv_group_size": 16,
+    "selector_rank": 8,
+    "selector_top_k": 4,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -86,7 +93,26 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "other_taps": {"dflash_config": {**_NESTED, "target_layer_ids": [0, 2, 5], "block_size": 5}},
+    "dflash2": {"architectures": ["DFlash2DraftModel"], "dflash_config": _SECOND},
+    "dflash2_window": {
+        "architectures": ["DFlash2DraftModel"],
+        "is_causal": False,
+        "layer_types": ["sliding_attention"] * 2,
+        "sliding_window": 8,
+        "use_sliding_window": True,
+        "dflash_config": {
+            **_SECOND,
+            "conv_kernel_size": 3,
+            "conv_group_size": 8,
+            "selector_rank": 32,
+            "selector_top_k": 16,
+            "output_multiplier": 0.5,
+            "final_logit_softcapping": 2.0,
+            "input_embedding_scale": 3.0,
+        },
+    },
 }
+SECOND = [case for case in CASES if case.startswith("dflash2")]
 PROMPTS = {"short": 1, "usual": 13, "long": 45}
 
 
@@ -105,10 +131,15 @@ def numbers(name: str, *shape: int, scale: float = 1.0) -> Floats:
 
 
 def weight(case: str, name: str, shape: tuple[int, ...]) -> Floats:
-    """One parameter of a case's draft: matrices keep the size of what they read, norms near 1."""
+    """One parameter of a case's draft: matrices keep the size of what they read, norms near 1.
+
+    The reference's codebooks are modules, and their names end in ``.weight``.
+    """
+    name = name.removesuffix(".weight") if "codebook" in name else name
     if "norm" in name:
         return 1.0 + numbers(f"{case}/{name}", *shape, scale=0.2)
-    scale = 1.5 / shape[-1] ** 0.5 if len(shape) == 2 else 0.5
+    size = 0.3 if "kernel_projection" in name else 1.5  # coefficients beside base kernels
+    scale = size / shape[-1] ** 0.5 if len(shape) == 2 else 0.5
     return numbers(f"{case}/{name}", *shape, scale=scale)
 
 
@@ -123,6 +154,16 @@ def tables() -> tuple[Floats, Floats]:
 def states(layer: int, positions: int) -> Floats:
     """Outputs of one target layer at positions 0 .. positions - 1."""
     return numbers(f"states/{layer}", 256, HIDDEN)[:positions]
+
+
+def parts() -> dict[str, Floats]:
+    """What a convolution and a selector are given on their own."""
+    return {
+        "x": numbers("conv/x", 1, 8, HIDDEN),  # a sublayer's input, a block
+        "y": numbers("conv/y", 1, 8, HIDDEN),  # its output
+        "hidden": numbers("selector/hidden", 1, 7, HIDDEN),
+        "logits": numbers("selector/logits", 1, 7, VOCAB, scale=2.0),
+    }
 
 
 def prompt(length: int) -> list[int]:

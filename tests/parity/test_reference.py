@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.dflash_session import DFlashSession, Tables
+from dflash.backends.torch.kinds import KINDS
 from dflash.core.types import Plan, Request, Verdict
 from dflash.drafts.spec import read_spec
 from tests.parity import script
@@ -26,7 +27,8 @@ STATES = load_file(GOLDEN / "states.safetensors")
 
 
 def draft_model(case: str) -> DFlashDraftModel:
-    model = DFlashDraftModel(read_spec(script.config(case)))
+    spec = read_spec(script.config(case))
+    model: DFlashDraftModel = KINDS.load(spec.kind).module(spec)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(script.weight(case, name, tuple(parameter.shape))))
@@ -41,7 +43,9 @@ def features(model: DFlashDraftModel, start: int, stop: int) -> torch.Tensor:
 def open_session(model: DFlashDraftModel, capacity: int) -> DFlashSession:
     embed, head = (torch.from_numpy(table) for table in script.tables())
     scale = model.spec.embedding_scale_for(None)
-    return DFlashSession(model, Tables(embed, lambda h: F.linear(h, head), scale), capacity)
+    tables = Tables(embed, lambda h: F.linear(h, head), scale)
+    made: DFlashSession = KINDS.load(model.spec.kind).session(model, tables, capacity)
+    return made
 
 
 def play(model: DFlashDraftModel, length: int) -> Iterator[tuple[list[int], list[int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,23 @@ from typing import Any
 import torch
 
 from dflash.backends.torch.dflash import DFlashDraftModel
+from dflash.backends.torch.dflash2 import DFlash2DraftModel
+from dflash.backends.torch.draft_load import load_draft
+from dflash.backends.torch.kinds import KINDS
+from dflash.backends.torch.load import wrap_target
+from dflash.backends.torch.target import TorchTargetSession
+from dflash.core.decode import decode
+from dflash.core.policy import Fixed
+from dflash.core.types import Request
 from dflash.drafts.spec import read_spec
 from dflash.train import losses
+from dflash.train.batches import Materials
 from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig
 from dflash.train.data import Conversation
 from dflash.train.features import FeatureStore
+from dflash.train.selector import start_dflash2
 from dflash.train.shape import draft_config
-from dflash.train.trainer import Materials, Trainer
+from dflash.train.trainer import Trainer
 from dflash.train.warmstart import random_start, warm_start
 from tests.backends.tiny import reference_generate, tiny_target
 
@@ -73,8 +84,12 @@ def make_rig(
     )
     conversations = conversations or written_by(target, 4)
     draft = draft_config(target.config, shape, mask_token_id=MASK, target_name="tiny")
-    model: DFlashDraftModel = DFlashDraftModel(read_spec(draft)).float()
+    spec = read_spec(draft)
+    model: DFlashDraftModel = KINDS.load(spec.kind).module(spec).float()
     random_start(model, torch.Generator().manual_seed(0))
+    if isinstance(model, DFlash2DraftModel):
+        embedding = target.get_input_embeddings().weight
+        start_dflash2(model, embedding, torch.Generator().manual_seed(0))
     if warm:
         assert warm_start(model, target, [c.ids for c in conversations[:2]])
     vocab = target.config.vocab_size
@@ -90,3 +105,17 @@ def make_rig(
         mask_id=MASK,
     )
     return Rig(target, conversations, model, materials, config, draft)
+
+
+def serve(rig: Rig, draft: Path) -> float:
+    """Mean committed tokens when the exported draft is run; the texts must be the target's."""
+    loaded = load_draft(str(draft), wrap_target(rig.target))
+    committed = rounds = 0
+    for conversation in rig.conversations:
+        session = TorchTargetSession(rig.target, loaded.spec.taps, 64)
+        request = Request(list(conversation.ids[:4]), max_tokens=33)
+        steps = list(decode(request, session, [loaded.open(64)], Fixed(4), time.perf_counter_ns))
+        assert [t for s in steps for t in s.tokens] == list(conversation.ids[4:37])
+        committed += sum(len(step.tokens) for step in steps[1:])
+        rounds += len(steps) - 1
+    return committed / rounds

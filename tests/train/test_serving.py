@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,11 @@ import torch
 
 from dflash.backends.torch.draft_load import load_draft
 from dflash.backends.torch.load import wrap_target
-from dflash.backends.torch.target import TorchTargetSession
-from dflash.core.decode import decode
-from dflash.core.policy import Fixed
-from dflash.core.types import Request
 from dflash.train import blocks
 from dflash.train.checkpoint import export
 from dflash.train.config import DraftShape, Schedule
 from dflash.train.trainer import draft_states
-from tests.train.rig import MASK, Rig, make_rig
+from tests.train.rig import MASK, Rig, make_rig, serve
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rig, Path]:
 
 
 def test_an_overfitted_draft_is_served_in_full_blocks(trained: tuple[Rig, Path]) -> None:
-    rig, folder = trained
-    target = wrap_target(rig.target)
-    draft = load_draft(str(folder), target)
-    committed = rounds = 0
-    for conversation in rig.conversations:
-        prompt = list(conversation.ids[:4])
-        session = TorchTargetSession(rig.target, draft.spec.taps, 64)
-        request = Request(prompt, max_tokens=33)
-        steps = list(decode(request, session, [draft.open(64)], Fixed(4), time.perf_counter_ns))
-        assert [t for s in steps for t in s.tokens] == list(conversation.ids[4:37])
-        committed += sum(len(step.tokens) for step in steps[1:])
-        rounds += len(steps) - 1
-    assert committed / rounds > 0.9 * 4
+    assert serve(*trained) > 0.9 * 4
 
 
 def test_trainer_and_server_compute_the_same_logits(trained: tuple[Rig, Path]) -> None:

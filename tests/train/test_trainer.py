@@ -135,7 +135,7 @@ def test_an_overfitted_draft_is_accepted_in_full_by_walk(tmp_path: Path) -> None
     for _ in rig.trainer().run():
         pass
     rig.model.eval()
-    head = rig.target.get_output_embeddings().weight.detach()
+    head = evaluate.Head(rig.target.get_output_embeddings().weight.detach())
     found = evaluate.walk(rig.model, rig.materials, list(enumerate(rig.conversations)), head)
     assert found.mean_committed > 0.9 * 4
 

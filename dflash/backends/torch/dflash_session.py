@@ -37,6 +37,7 @@ class Tables:
     scale: float = 1.0  # on embedding rows
     target_ids: Tensor | None = None  # [Vd] target id of each row of a reduced head
     mask_row: Tensor | None = None  # [Ht] stands for the mask token's row
+    fit: Callable[[Tensor], Tensor] | None = None  # on features of another target's width
 
 
 class DFlashSession:
@@ -125,7 +126,7 @@ class DFlashSession:
 
     def fork(self) -> DFlashSession:
         """An independent session with the same rows."""
-        twin = DFlashSession(self._model, self._tables, 0, window=self._window)
+        twin = type(self)(self._model, self._tables, 0, window=self._window)
         twin._caches = [cache.copy() for cache in self._caches]
         twin._tokens, twin._request = list(self._tokens), self._request
         twin._absorbed, twin._queue = self._absorbed, list(self._queue)
@@ -159,7 +160,8 @@ class DFlashSession:
             for features in torch.split(part, CHUNK):
                 rows = features.shape[0]
                 places = self._absorbed + torch.arange(rows, device=weight.device)
-                context = self._model.fuse(features[None].to(weight))
+                fitted = features if self._tables.fit is None else self._tables.fit(features)
+                context = self._model.fuse(fitted[None].to(weight))
                 for cache, (key, value) in zip(
                     self._caches, self._model.context_kv(context, places), strict=True
                 ):

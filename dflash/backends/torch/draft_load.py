@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dflash.backends.torch.bridge import Bridge, make_bridge
 from dflash.backends.torch.checkpoint import fetch
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.dflash_session import DFlashSession, Tables
@@ -57,7 +58,7 @@ class LoadedDraft:
         return size + self.packed.bytes
 
 
-def load_draft(
+def load_draft(  # noqa: PLR0913 - what LoadConfig says of the draft
     path: str,
     target: LoadedTarget,
     dtype: str | None = None,
@@ -65,22 +66,27 @@ def load_draft(
     window: int | None = None,
     taps: Taps = None,
     pack: bool = True,
+    force: bool = False,
 ) -> LoadedDraft:
     """Open the draft at ``path`` (a folder or a hub id) for ``target``.
 
     ``dtype`` None follows the target, bfloat16 where that is float16. ``window`` bounds the
     draft's history; None leaves it. ``taps`` as in `read_spec`. ``pack`` lets prepacked copies
-    replace its linear layers on a CPU. Raises CheckpointError, WeightsError, PairError,
+    replace its linear layers on a CPU. ``force`` takes a draft of another width, see `bridge`.
+    Raises CheckpointError, WeightsError, PairError,
     ConfigError, DownloadError.
     """
     kind = draft_dtype(dtype, target.dtype)
     folder = resolve_draft(path)
     spec = read_spec(folder, taps=taps, num_target_layers=target.num_layers)
-    choice = Choice(path, dtype=str(kind).removeprefix("torch."), window=window)
+    choice = Choice(path, dtype=str(kind).removeprefix("torch."), window=window, force=force)
     facts = target_facts(target, digest=spec.tokenizer_digest is not None)
     warnings = insist(check_pair(spec, facts, choice), facts, choice)
     model, own = load_weights(folder, spec, device=target.device, dtype=kind)
-    tables = make_tables(spec, target, own)
+    bridge = None
+    if force and spec.target_hidden_size != target.hidden_size:
+        bridge = make_bridge(folder, spec, target.hidden_size, target.device)
+    tables = make_tables(spec, target, own, bridge)
     report = pack_model(model) if pack else PackReport(reason="switched off")
     return LoadedDraft(model, tables, path, window, warnings, report)
 
@@ -134,26 +140,33 @@ def target_facts(target: LoadedTarget, *, digest: bool = False) -> TargetFacts:
     )
 
 
-def make_tables(spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor]) -> Tables:
+def make_tables(
+    spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor], bridge: Bridge | None = None
+) -> Tables:
     """Embedding and head from the target, or from ``own`` where the draft brought them.
 
+    Through ``bridge`` what is the target's gets the draft's width.
     Raises PairError if borrowed tables are of another width, WeightsError if the draft's own do
     not fit its config.
     """
     embed = own.get("embed_tokens.weight")
     ids = _target_ids(spec, target, own)
-    if target.hidden_size != spec.hidden_size and (embed is None or "lm_head.weight" not in own):
+    borrows = embed is None or "lm_head.weight" not in own
+    if target.hidden_size != spec.hidden_size and borrows and bridge is None:
         raise PairError(
             f"the draft is {spec.hidden_size} wide and borrows the embedding and head of a target "
             f"that is {target.hidden_size} wide; it would need its own"
         )
-    mask_row = own.get("mask_embedding")
+    mask_row, head = own.get("mask_embedding"), _head(spec, target, own, ids, bridge)
+    if embed is None:
+        embed = target.embedding if bridge is None else bridge.embedding(target.embedding)
     return Tables(
-        embed=target.embedding if embed is None else embed.to(target.embedding),
-        head=_head(spec, target, own, ids),
+        embed=embed.to(target.embedding),
+        head=head,
         scale=spec.embedding_scale_for(getattr(target.config, "model_type", None)),
         target_ids=ids,
         mask_row=None if mask_row is None else mask_row.to(target.embedding),
+        fit=None if bridge is None else bridge.features,
     )
 
 
@@ -177,11 +190,19 @@ def _target_ids(spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor]) -
 
 
 def _head(
-    spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor], ids: Tensor | None
+    spec: DraftSpec,
+    target: LoadedTarget,
+    own: dict[str, Tensor],
+    ids: Tensor | None,
+    bridge: Bridge | None,
 ) -> Callable[[Tensor], Tensor]:
     """Hidden states to logits in the head's own dtype."""
     rows = target.vocab_size if ids is None else ids.numel()
     weight = own.get("lm_head.weight")
+    if weight is None and bridge is not None:
+        whole = _as_callable(target.head, target.dtype)
+        picked = slice(None) if ids is None else ids
+        return lambda hidden: whole(bridge.hidden(hidden))[:, picked]
     if weight is None and ids is None:
         return _as_callable(target.head, target.dtype)
     if weight is None:

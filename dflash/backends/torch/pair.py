@@ -59,6 +59,7 @@ class TorchPair:
             window=load.draft_sliding_window_size,
             taps=load.taps,
             pack=load.pack_weights,
+            force=load.force_dflash,
         )
         return cls(target, draft)
 

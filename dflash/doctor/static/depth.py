@@ -8,7 +8,7 @@ from dflash.doctor.static.facts import Choice, Finding, TargetFacts
 from dflash.drafts.spec import DraftSpec
 
 
-def check_depth(spec: DraftSpec, target: TargetFacts, _: Choice) -> Iterator[Finding]:
+def check_depth(spec: DraftSpec, target: TargetFacts, choice: Choice) -> Iterator[Finding]:
     """Taps lie inside the target; a recorded depth is the target's.
 
     Some trainers record the number of taps under ``num_target_layers``; that is let pass.
@@ -23,7 +23,7 @@ def check_depth(spec: DraftSpec, target: TargetFacts, _: Choice) -> Iterator[Fin
         )
     elif spec.num_target_layers not in (None, target.num_layers, len(spec.taps)):
         yield Finding(
-            "error",
+            "warning" if choice.force else "error",
             "depth",
             f"the draft was made for a target of {spec.num_target_layers} layers, this one has "
             f"{target.num_layers}",

@@ -31,6 +31,7 @@ class Choice:
     draft_name: str
     dtype: str = "float32"
     window: int | None = None  # draft_sliding_window_size
+    force: bool = False  # force_dflash: another target's draft is wanted as it is
 
 
 @dataclass(frozen=True, slots=True)
