@@ -10,8 +10,10 @@ Only for models this package loaded itself, on a CPU, where transformers would u
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface
@@ -48,10 +50,33 @@ def grouped_attention(
         query.reshape(batch, heads // groups, groups * rows, width),
         key,
         value,
-        attn_mask=attention_mask.repeat(1, 1, groups, 1),
+        attn_mask=_stacked(attention_mask, groups, query.dtype),
         scale=options.get("scaling"),
     )
     return mixed.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
+
+
+class _Last(threading.local):
+    """The mask a thread stacked last: every layer of a pass comes with the same one."""
+
+    mask: Tensor | None = None
+    groups = 0
+    stacked: Tensor
+
+
+_last = _Last()
+
+
+def _stacked(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """``[B, 1, groups * n, T]`` to be added to scores, which is what the product wants."""
+    if _last.mask is not mask or _last.groups != groups or _last.stacked.dtype != dtype:
+        if mask.dtype == torch.bool:
+            bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            bias.masked_fill_(mask.logical_not(), -torch.inf)
+        else:
+            bias = mask.to(dtype)
+        _last.mask, _last.groups, _last.stacked = mask, groups, bias.repeat(1, 1, groups, 1)
+    return _last.stacked
 
 
 def group_attention(model: Any) -> bool:

@@ -7,8 +7,9 @@ Weights are complete, finite and in one dtype when ``load_target`` returns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -16,8 +17,10 @@ from torch import nn
 from dflash.backends.torch.attention import group_attention
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.checkpoint import count_weights, read_config, require_target, resolve
+from dflash.backends.torch.fused import FuseReport, differs, fuse_model, sample_logits
+from dflash.backends.torch.fused import why_not as why_not_fused
 from dflash.backends.torch.memory import guard, require
-from dflash.backends.torch.packed import PackReport, pack_model
+from dflash.backends.torch.packed import PackReport, joint_report, pack_model
 from dflash.backends.torch.reading import FiniteCheck, quiet, read_model, read_tokenizer
 from dflash.backends.torch.rollback_check import check_state
 from dflash.errors import CheckpointError, ConfigError
@@ -35,6 +38,7 @@ class LoadedTarget:
     eos_ids: frozenset[int]
     context_length: int  # most tokens, prompt and output together
     packed: PackReport = field(default_factory=PackReport)
+    fused: FuseReport = field(default_factory=FuseReport)
     owned: bool = True  # False: the user's own model object, never altered
 
     @property
@@ -85,7 +89,8 @@ def load_target(
     """Open the target at ``path``: a folder, a ``.gguf`` file or a hub id.
 
     ``dtype`` None is float32 on a CPU and bfloat16 elsewhere. ``pack`` lets prepacked copies
-    replace the weights of linear layers on a CPU (``packed.py``).
+    replace the weights of linear layers on a CPU (``packed.py``), and fused layers those of the
+    common dense families on any device (``fused.py``).
     Raises CheckpointError, WeightsError, DownloadError, ConfigError, OutOfMemory.
     """
     where = pick_device(device)
@@ -93,25 +98,65 @@ def load_target(
     folder = resolve(path, code=trust_remote_code, dtype=str(kind).removeprefix("torch."))
     require_target(read_config(folder), path)
     require(f"the target {path}", count_weights(folder) * kind.itemsize, where)
+
+    def read() -> Any:
+        with quiet():
+            model = read_model(folder, kind, trust_remote_code)
+        with guard(f"moving {path} to {where}"):
+            return model.to(where).eval().requires_grad_(False)
+
+    model, packed, fused = _tuned(read, path) if pack else _as_it_is(read(), path)
     with quiet():
-        model = read_model(folder, kind, trust_remote_code)
         tokenizer = read_tokenizer(folder, trust_remote_code)
-    with guard(f"moving {path} to {where}"):
-        model = model.to(where).eval().requires_grad_(False)
-        report = _settle(model, path, pack)
-    return _describe(model, tokenizer, path, report)
+    return _describe(model, tokenizer, path, packed, fused)
 
 
-def _settle(model: Any, name: str, pack: bool) -> PackReport:
-    """Check every weight, pack what can be packed. One walk: files are mapped, read once, freed."""
-    if pack:
-        group_attention(model)
-    check = FiniteCheck(name)
-    report = pack_model(model, check.look) if pack else PackReport(reason="switched off")
+Opened: TypeAlias = tuple[Any, PackReport, FuseReport]
+
+
+def _as_it_is(model: Any, name: str) -> Opened:
+    _check(model, FiniteCheck(name))
+    return model, PackReport(reason="switched off"), FuseReport(reason="switched off")
+
+
+def _tuned(read: Callable[[], Any], name: str) -> Opened:
+    """Fused where that changes no logit, packed where it can be."""
+    model = read()
+    group_attention(model)
+    reason = why_not_fused(model)
+    if reason:
+        return model, *_settle(model, name, FuseReport(reason=reason))
+    before = sample_logits(model)
+    packed, fused = _settle(model, name)
+    if not differs(before, sample_logits(model), model.dtype):
+        return model, packed, fused
+    del model  # the weights are in the fused layers now: start again from the files
+    model = read()
+    group_attention(model)
+    reason = "fused layers give other logits with this version of transformers"
+    return model, *_settle(model, name, FuseReport(reason=reason))
+
+
+def _settle(
+    model: Any, name: str, fused: FuseReport | None = None
+) -> tuple[PackReport, FuseReport]:
+    """Check, fuse and pack the weights. One walk: files are mapped, read once, freed."""
+    check, reports = FiniteCheck(name), list[PackReport]()
+
+    def pack(part: Any) -> None:
+        reports.append(pack_model(part))
+
+    if fused is None:
+        fused = fuse_model(model, pack, check.look)
+    reports.append(pack_model(model, check.look))
+    _check(model, check)
+    return joint_report(reports), fused
+
+
+def _check(model: Any, check: FiniteCheck) -> None:
     for key, weight in model.named_parameters():
         check.look(key, weight)
     check.done()
-    return report
 
 
 def wrap_target(model: Any, tokenizer: Any = None, name: str | None = None) -> LoadedTarget:
@@ -125,11 +170,13 @@ def wrap_target(model: Any, tokenizer: Any = None, name: str | None = None) -> L
             f"a target must be a transformers causal LM, got {type(model).__name__}"
         )
     title = name or getattr(model, "name_or_path", "") or type(model).__name__
-    return _describe(model, tokenizer, title, PackReport(reason="the model is yours"), owned=False)
+    yours = "the model is yours"
+    target = _describe(model, tokenizer, title, PackReport(reason=yours), FuseReport(reason=yours))
+    return replace(target, owned=False)
 
 
 def _describe(
-    model: Any, tokenizer: Any, name: str, packed: PackReport, *, owned: bool = True
+    model: Any, tokenizer: Any, name: str, packed: PackReport, fused: FuseReport
 ) -> LoadedTarget:
     if getattr(model.config, "is_encoder_decoder", False):
         raise CheckpointError(f"{name} is an encoder-decoder model; a target is decoder-only")
@@ -147,7 +194,7 @@ def _describe(
         eos_ids=eos_ids(model, tokenizer),
         context_length=_context_length(model.config, tokenizer),
         packed=packed,
-        owned=owned,
+        fused=fused,
     )
 
 

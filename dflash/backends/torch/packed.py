@@ -12,7 +12,7 @@ Source of the idea: torch._inductor's mkldnn fusion passes.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -167,6 +167,12 @@ def pack_model(model: Any, look: Look | None = None) -> PackReport:
         _own_memory(model, names)
         packed = [_replace(model, name, look) for name in names if _fits(model, name, dtype)]
     return PackReport(len(packed), sum(packed))
+
+
+def joint_report(parts: Sequence[PackReport]) -> PackReport:
+    """One report of a model that was packed in parts; the last one is that of the whole."""
+    layers, size = sum(p.layers for p in parts), sum(p.bytes for p in parts)
+    return PackReport(layers, size, "" if layers else parts[-1].reason)
 
 
 def _own_memory(model: Any, names: list[str]) -> None:

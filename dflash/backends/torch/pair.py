@@ -80,7 +80,7 @@ class TorchPair:
         return () if self._draft is None else self._draft.warnings
 
     def runs_on(self) -> Mapping[str, str]:
-        """Device, number formats, threads, packed weights and torch's version."""
+        """Device, number formats, threads, packed weights, fused layers and torch's version."""
         device = self.target.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         facts = {
@@ -88,6 +88,7 @@ class TorchPair:
             "dtype": str(self.target.dtype),
             "threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
             "packed": str(self.target.packed.layers),
+            "fused": str(self.target.fused.layers),
             "torch": str(torch.__version__),
         }
         if self._draft is not None:
