@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflash.backends.torch.attention import NAME as STACKED
-from dflash.backends.torch.cache import make_cache
-from dflash.backends.torch.target import Forward
 
 FAMILIES = frozenset(
     {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -31,7 +29,6 @@ FAMILIES = frozenset(
 ATTENTION = frozenset({"sdpa", STACKED})  # what the layers were written for
 STEADY_ROPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies never change
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
-ROWS, MORE = 9, 3  # of the check: a prompt, then a few rows behind it
 
 Look = Callable[[str, Tensor], None]
 
@@ -52,6 +49,7 @@ class FusedLayer(nn.Module):
     def __init__(self, layer: Any) -> None:
         """Take over the weights of ``layer``; joined ones are copies."""
         super().__init__()
+        self._parts: tuple[Any, ...] = ()
         attention, mlp = layer.self_attn, layer.mlp
         self.config, self.layer_idx = attention.config, attention.layer_idx
         self.head_dim, self.scaling = attention.head_dim, attention.scaling
@@ -84,26 +82,34 @@ class FusedLayer(nn.Module):
         """The layer as transformers calls it."""
         assert position_embeddings is not None, "the model's rotary embedding was not replaced"
         cache = options.get("cache", options.get("past_key_values"))
-        x = rms_norm(hidden_states, self.before_attention.weight, self.eps)
-        x = hidden_states + self._attend(x, attention_mask, position_embeddings, cache)
-        gate, up = self.gate_up(rms_norm(x, self.before_mlp.weight, self.eps)).chunk(2, dim=-1)
-        out: Tensor = x + self.down_proj(self.act(gate) * up)
-        return out
+        qkv, out, gate_up, down, act, first, second = self._parts or self._at_hand()
+        x = qkv(rms_norm(hidden_states, first, self.eps))
+        x = hidden_states + out(self._attend(x, attention_mask, position_embeddings, cache))
+        gate, up = gate_up(rms_norm(x, second, self.eps)).chunk(2, dim=-1)
+        result: Tensor = x + down(act(gate) * up)
+        return result
 
-    def _attend(self, x: Tensor, mask: Tensor | None, turns: Tensor, cache: Any) -> Tensor:
-        both, value = self.qkv(x).split(self.widths, dim=-1)
-        both = both.unflatten(-1, (-1, self.head_dim))
+    def _attend(self, qkv: Tensor, mask: Tensor | None, turns: Tensor, cache: Any) -> Tensor:
+        """[B, n, (nh + 2 nkv) * D] to [B, n, nh * D]."""
+        both, value = torch.split(qkv, self.widths, dim=-1)
+        both = both.reshape(*both.shape[:-1], -1, self.head_dim)
         if self.head_norm is not None:
             both = rms_norm(both, self.head_norm, self.eps)
         both = rotate(both, turns).transpose(1, 2)  # [B, nh + nkv, n, D]
         query, key = both[:, : self.queries], both[:, self.queries :]
-        value = value.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        value = value.reshape(*value.shape[:-1], -1, self.head_dim).transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        mixed = attend(self, query, key, value, mask, dropout=0.0, scaling=self.scaling)[0]
-        out: Tensor = self.o_proj(mixed.flatten(-2))
-        return out
+        mixed: Tensor = attend(self, query, key, value, mask, dropout=0.0, scaling=self.scaling)[0]
+        return mixed.flatten(-2)
+
+    def _at_hand(self) -> tuple[Any, ...]:
+        """What every call needs, as plain attributes: a module's own are looked up slowly."""
+        products = (self.qkv, self.o_proj, self.gate_up, self.down_proj, self.act)
+        norms = (self.before_attention.weight, self.before_mlp.weight)
+        self._parts = (*(part.forward for part in products), *norms)
+        return self._parts
 
 
 class Turns(nn.Module):
@@ -153,8 +159,9 @@ def why_not(model: Any) -> str:
     """Why the layers of ``model`` stay as they are; empty when they can be fused."""
     config = model.config.get_text_config(decoder=True)
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    layers, rotary = getattr(decoder, "layers", None), getattr(decoder, "rotary_emb", None)
-    kinds = {type(layer).__name__ for layer in layers} if layers is not None else set()
+    layers: Any = getattr(decoder, "layers", None) or ()
+    rotary: Any = getattr(decoder, "rotary_emb", None)
+    kinds = {type(layer).__name__ for layer in layers}
     if not kinds or not kinds <= FAMILIES:
         return f"layers of {', '.join(sorted(kinds)) or type(model).__name__} are not fused"
     if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
@@ -194,15 +201,6 @@ def fuse_model(model: Any, settle: Callable[[nn.Module], None], look: Look) -> F
             settle(fused)
         decoder.rotary_emb = Turns(decoder.rotary_emb)
     return FuseReport(len(decoder.layers))
-
-
-def sample_logits(model: Any) -> Tensor:
-    """Logits [ROWS + MORE, V] of some ids: without a past, then behind one."""
-    size = int(model.get_input_embeddings().weight.shape[0])
-    ids = [size * row // (ROWS + MORE + 1) for row in range(1, ROWS + MORE + 1)]
-    forward, cache = Forward(model), make_cache(model.config, ROWS + MORE)
-    with torch.inference_mode():
-        return torch.cat([forward(part, cache, 0).float() for part in (ids[:ROWS], ids[ROWS:])])
 
 
 def differs(before: Tensor, after: Tensor, dtype: torch.dtype) -> bool:

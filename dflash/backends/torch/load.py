@@ -17,13 +17,16 @@ from torch import nn
 from dflash.backends.torch.attention import group_attention
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.checkpoint import count_weights, read_config, require_target, resolve
-from dflash.backends.torch.fused import FuseReport, differs, fuse_model, sample_logits
+from dflash.backends.torch.forward import make_forward
+from dflash.backends.torch.fused import FuseReport, differs, fuse_model
 from dflash.backends.torch.fused import why_not as why_not_fused
 from dflash.backends.torch.memory import guard, require
 from dflash.backends.torch.packed import PackReport, joint_report, pack_model
 from dflash.backends.torch.reading import FiniteCheck, quiet, read_model, read_tokenizer
 from dflash.backends.torch.rollback_check import check_state
 from dflash.errors import CheckpointError, ConfigError
+
+ROWS, MORE = 9, 3  # of the check of fused layers: a prompt, then a few rows behind it
 
 
 @dataclass(frozen=True)
@@ -126,15 +129,24 @@ def _tuned(read: Callable[[], Any], name: str) -> Opened:
     reason = why_not_fused(model)
     if reason:
         return model, *_settle(model, name, FuseReport(reason=reason))
-    before = sample_logits(model)
+    before = _sample_logits(model)
     packed, fused = _settle(model, name)
-    if not differs(before, sample_logits(model), model.dtype):
+    if not differs(before, _sample_logits(model), model.dtype):
         return model, packed, fused
     del model  # the weights are in the fused layers now: start again from the files
     model = read()
     group_attention(model)
     reason = "fused layers give other logits with this version of transformers"
     return model, *_settle(model, name, FuseReport(reason=reason))
+
+
+def _sample_logits(model: Any) -> torch.Tensor:
+    """Logits [ROWS + MORE, V] of some ids: without a past, then behind one."""
+    size = int(model.get_input_embeddings().weight.shape[0])
+    ids = [size * row // (ROWS + MORE + 1) for row in range(1, ROWS + MORE + 1)]
+    forward, cache = make_forward(model), make_cache(model.config, ROWS + MORE)
+    with torch.inference_mode():
+        return torch.cat([forward(part, cache, 0).float() for part in (ids[:ROWS], ids[ROWS:])])
 
 
 def _settle(

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.dflash import DFlashDraftModel, RMSNorm, make_rotary
 from dflash.backends.torch.draft_load import LoadedDraft, target_facts
+from dflash.backends.torch.forward import make_forward
 from dflash.backends.torch.pair import TorchPair
-from dflash.backends.torch.target import Forward
 from dflash.doctor.static import Choice, Finding, check_pair
 from dflash.drafts.spec import DraftSpec
 
@@ -55,7 +55,7 @@ class TorchProbe:
     def logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
         """Logits [V], float32, after ``prefix``; its last token is run alone."""
         model = self._pair.target.model
-        forward, cache = Forward(model), make_cache(model.config, len(prefix))
+        forward, cache = make_forward(model), make_cache(model.config, len(prefix))
         with torch.inference_mode():
             if len(prefix) > 1:
                 forward(prefix[:-1], cache, 1)

@@ -14,9 +14,9 @@ import transformers
 from torch import Tensor
 
 from dflash.backends.torch.cache import PreallocatedCache, make_cache
+from dflash.backends.torch.forward import make_forward
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.rollback import Rewind
-from dflash.backends.torch.target import Forward
 from dflash.errors import CheckpointError
 
 BROKEN = (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
@@ -53,13 +53,13 @@ def check_state(model: Any, name: str) -> None:
 def _whole(model: Any, ids: list[int]) -> list[Tensor]:
     """Logits [V] after ``ids`` in one pass, and the states."""
     cache = make_cache(model.config, len(ids))
-    return [Forward(model)(ids, cache, 1)[-1], *_states(cache)]
+    return [make_forward(model)(ids, cache, 1)[-1], *_states(cache)]
 
 
 def _pieces(model: Any, ids: list[int]) -> list[Tensor]:
     """The same after two rows, then a block of four that is cut to two, then the last row."""
     cache = make_cache(model.config, len(ids))
-    forward, rewind = Forward(model), Rewind(model, cache)
+    forward, rewind = make_forward(model), Rewind(model, cache)
     forward(ids[:2], cache, 1)
     with rewind.record():
         forward([*ids[2:4], ids[5], ids[5]], cache, 1)

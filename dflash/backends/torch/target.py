@@ -8,7 +8,6 @@ state between two calls of the loop is always one that ``holds`` can offer to th
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from dflash.backends.torch.cache import ROOM, PreallocatedCache, make_cache
 from dflash.backends.torch.features import Taps
+from dflash.backends.torch.forward import make_forward
 from dflash.backends.torch.judge import Judge, make_judge
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark, spans
@@ -44,7 +44,7 @@ class TorchTargetSession:
         self._chunk = chunk
         self._cache: PreallocatedCache = make_cache(model.config, capacity)
         self._rewind = Rewind(model, self._cache)
-        self._forward = Forward(model)
+        self._forward = make_forward(model)
         self._tokens: list[int] = []
         self._request = Request((), 0)
         self._judge: Judge = make_judge(self._request)
@@ -172,26 +172,3 @@ class TorchTargetSession:
             logits = self._forward(rows, self._cache, keep)
         with torch.inference_mode():
             return logits, self._taps.take()
-
-
-class Forward:
-    """How to call this model: argument names differ between transformers versions."""
-
-    def __init__(self, model: Any) -> None:
-        """Look at the signature once."""
-        names = inspect.signature(model.forward).parameters
-        self._model = model
-        spellings = ("cache", "cache_params", "past_key_values")
-        self._cache = next((name for name in spellings if name in names), "past_key_values")
-        self._keep = "logits_to_keep" in names
-        self.device = model.get_input_embeddings().weight.device
-
-    def __call__(self, rows: Sequence[int] | Tensor, cache: PreallocatedCache, keep: int) -> Tensor:
-        """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
-        ids = torch.as_tensor(rows, device=self.device)[None]
-        options: dict[str, Any] = {self._cache: cache, "use_cache": True}
-        if self._keep:
-            options["logits_to_keep"] = keep
-        logits: Tensor = self._model(input_ids=ids, **options).logits[0]
-        cache.ran(ids.shape[1])
-        return logits[-keep:] if keep else logits
