@@ -1,57 +1,14 @@
-"""What is compared: ways to continue a prompt greedily, each timed by the reader's clock.
-
-The clock runs from the call to the first token (prefill) and from there to the end (decode), so
-detokenising and streaming count, as they do for a person who waits.
-"""
+"""Continuing a prompt with transformers' own ``generate``, beside the engine's arms."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from dflash.core.stats import Stats
-from dflash.engine import Engine
+from dflash.bench.arms import Arm, Run, engine_arm
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One continuation."""
-
-    ids: tuple[int, ...]
-    first: int  # tokens that came with the prefill
-    prefill: float  # seconds
-    decode: float  # seconds
-    stats: Stats | None = None
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second after the prefill."""
-        return (len(self.ids) - self.first) / self.decode if self.decode else 0.0
-
-
-Arm = Callable[[Sequence[int], int], Run]
-
-
-def engine_arm(engine: Engine, block_size: Any) -> Arm:
-    """Our engine at one block size (1 = plain, "auto"), nothing reused between prompts."""
-
-    def run(prompt: Sequence[int], tokens: int) -> Run:
-        ids: list[int] = []
-        first, stats = 0, None
-        start = time.perf_counter()
-        begun = start
-        for chunk in engine.stream(
-            list(prompt), max_tokens=tokens, block_size=block_size, reuse=False
-        ):
-            if not ids:
-                begun, first = time.perf_counter(), len(chunk.token_ids)
-            ids += chunk.token_ids
-            stats = chunk.stats
-        return Run(tuple(ids), first, begun - start, time.perf_counter() - begun, stats)
-
-    return run
+__all__ = ["Arm", "Run", "engine_arm", "plain_transformers", "transformers_arm"]
 
 
 class _Ticks:

@@ -23,13 +23,13 @@ from rich.progress import track
 import dflash
 from bench import record, sets
 from bench.arms import Arm, engine_arm, plain_transformers, transformers_arm
-from bench.paired import Runs, alike, seconds
 from bench.table import speed_table
+from dflash.bench.arms import PLAIN, interleaved
+from dflash.bench.paired import Runs, alike, seconds
 from dflash.engine import Engine
 from dflash.errors import ConfigError
 
 BASE = "transformers"
-PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,7 @@ def run_set(
     prompts: Sequence[Sequence[int]], arms: Mapping[str, Arm], tokens: int, repeats: int
 ) -> list[Runs]:
     """Every arm on every prompt, interleaved."""
-    names = list(arms)
-    result = []
-    for prompt in track(prompts, transient=True):
-        runs: Runs = {name: [] for name in names}
-        for repeat in range(repeats):
-            shift = repeat % len(names)
-            for name in names[shift:] + names[:shift]:
-                runs[name].append(arms[name](prompt, tokens))
-        result.append(runs)
-    return result
+    return [interleaved(p, arms, tokens, repeats) for p in track(prompts, transient=True)]
 
 
 def summarise(texts: Sequence[Runs]) -> list[Row]:

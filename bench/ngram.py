@@ -18,9 +18,10 @@ from typing import Any
 import dflash
 from bench import record, sets
 from bench.arms import Arm, engine_arm
-from bench.demo import PLAIN, run_set
-from bench.paired import Ratio, Runs, ratio, seconds
+from bench.demo import run_set
 from bench.table import markdown
+from dflash.bench.arms import PLAIN
+from dflash.bench.paired import Ratio, Runs, ratio, seconds
 from dflash.config import NGRAM
 from dflash.engine import Engine
 

@@ -19,9 +19,10 @@ from typing import Any, cast
 import dflash
 from bench import record, sets
 from bench.arms import Arm, engine_arm
-from bench.demo import PLAIN, run_set, split
-from bench.paired import Ratio, Runs, alike, ratio, seconds
+from bench.demo import run_set, split
 from bench.table import markdown
+from dflash.bench.arms import PLAIN
+from dflash.bench.paired import Ratio, Runs, alike, ratio, seconds
 from dflash.core.protocols import Pair
 from dflash.core.types import Plan, Proposal
 from dflash.engine import Engine

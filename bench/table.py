@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from dflash.bench.table import markdown
+
 if TYPE_CHECKING:
     from bench.demo import Row
 
+__all__ = ["markdown", "speed_table"]
+
 COLUMNS = ("arm", "tok/s", "x transformers", "95 %", "x plain", "committed", "macro", "prefill ms")
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table that can go into a page as it stands; the first column is text."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def speed_table(title: str, rows: Iterable[Row]) -> Table:

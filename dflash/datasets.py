@@ -38,16 +38,20 @@ NAMED = {
     ),
     "mbpp": Source("google-research-datasets/mbpp", "sanitized", "test", "{prompt}"),
     "mt-bench": Source("HuggingFaceH4/mt_bench_prompts", None, "train", ""),
+    "alpaca": Source("tatsu-lab/alpaca", None, "train", "{instruction}\n{input}"),
 }
 
 
-def load_and_process_dataset(name: str | Path) -> list[Row]:
+def load_and_process_dataset(name: str | Path, data_dir: str | Path | None = None) -> list[Row]:
     """Rows with "turns", in the order of the source.
 
-    ``name`` is a .jsonl file, a folder of such files, or one of ``NAMED``. Raises DataError
-    (malformed line, with file and number), ConfigError (unknown name), MissingBackend (a named
-    set without the ``datasets`` package) and DownloadError.
+    ``name`` is a .jsonl file, a folder of such files, or one of ``NAMED``; with ``data_dir`` a set
+    of that name is read from that folder (``gsm8k.jsonl``) and nothing is downloaded. Raises
+    DataError (malformed line, with file and number), ConfigError (unknown name, or not in the
+    folder), MissingBackend (a named set without the ``datasets`` package) and DownloadError.
     """
+    if data_dir is not None:
+        return list(read_jsonl(_in_folder(str(name), Path(data_dir).expanduser())))
     place = Path(name).expanduser()
     if place.is_dir():
         files = sorted(place.glob("*.jsonl"))
@@ -56,11 +60,26 @@ def load_and_process_dataset(name: str | Path) -> list[Row]:
         return [row for file in files for row in read_jsonl(file)]
     if place.is_file():
         return list(read_jsonl(place))
-    source = NAMED.get(str(name).lower().replace("_", "-").replace("math-500", "math500"))
+    source = {_key(known): found for known, found in NAMED.items()}.get(_key(str(name)))
     if source is None:
         known = ", ".join(NAMED)
         raise ConfigError(f"no file, folder or prompt set {str(name)!r}. Known sets: {known}")
     return [_turns(row, source) for row in _download(source)]
+
+
+def _in_folder(name: str, folder: Path) -> Path:
+    """The file of a set: ``mt-bench`` is also ``mt_bench.jsonl``. Raises ConfigError."""
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {folder}: give one with a .jsonl file for each prompt set")
+    for file in sorted(folder.glob("*.jsonl")):
+        if _key(file.stem) == _key(name):
+            return file
+    there = ", ".join(file.stem for file in sorted(folder.glob("*.jsonl"))) or "no .jsonl file"
+    raise ConfigError(f"no prompt set {name!r} in {folder}, which has {there}")
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def read_jsonl(file: Path) -> Iterable[Row]:
@@ -87,7 +106,7 @@ def _row(line: str, where: str) -> Row:
 def _turns(row: Mapping[str, Any], source: Source) -> Row:
     if not source.template:
         return {"turns": list(row["prompt"])}
-    return {"turns": [source.template.format(**row)]}
+    return {"turns": [source.template.format(**row).rstrip()]}
 
 
 def _download(source: Source) -> Iterable[Mapping[str, Any]]:
@@ -95,7 +114,8 @@ def _download(source: Source) -> Iterable[Mapping[str, Any]]:
         from datasets import load_dataset
     except ImportError as problem:
         raise MissingBackend(
-            "named prompt sets need one more package: pip install datasets. Or give a .jsonl file"
+            "named prompt sets need one more package: pip install datasets. Or give a .jsonl file, "
+            "or a folder of them (data_dir, --data-dir)"
         ) from problem
     try:
         rows: Iterable[Mapping[str, Any]] = load_dataset(
@@ -103,5 +123,8 @@ def _download(source: Source) -> Iterable[Mapping[str, Any]]:
         )
     except (OSError, ValueError) as problem:
         lines = str(problem).strip().splitlines() or [type(problem).__name__]
-        raise DownloadError(f"cannot fetch {source.repository}: {lines[0]}") from problem
+        raise DownloadError(
+            f"cannot fetch {source.repository}: {lines[0]}. A folder with the set as a .jsonl file "
+            "does without (--data-dir)"
+        ) from problem
     return rows

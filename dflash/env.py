@@ -5,6 +5,7 @@ DFLASH_BLOCK_SIZE   block size (anchor included) or "auto", below the command li
 DFLASH_API_KEY      a key that clients of ``dflash serve`` must send
 CI                  plain output, no progress animation
 NO_COLOR            no colours
+RANK, WORLD_SIZE    which of how many processes this is, as torchrun sets them
 HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE   never reach out to the hub
 """
 
@@ -54,6 +55,17 @@ def with_variables(added: Mapping[str, str]) -> dict[str, str]:
 def api_key() -> str | None:
     """DFLASH_API_KEY, or None when unset or empty."""
     return os.environ.get("DFLASH_API_KEY", "").strip() or None
+
+
+def shard() -> tuple[int, int]:
+    """(rank, number of processes) under torchrun; (0, 1) elsewhere. Raises ConfigError."""
+    names = ("RANK", "WORLD_SIZE")
+    texts = [os.environ.get(name, "").strip() for name in names]
+    if not all(texts):
+        return 0, 1
+    if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
+        raise ConfigError(f"RANK={texts[0]} and WORLD_SIZE={texts[1]} do not name a process")
+    return int(texts[0]), int(texts[1])
 
 
 def in_ci() -> bool:

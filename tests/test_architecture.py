@@ -62,12 +62,14 @@ LAYERS = {
     "dflash.serve.errors": 7,
     "dflash.serve.schema": 7,
     "dflash.serve": 8,
-    "dflash.cli": 9,
-    "dflash": 10,
-    "dflash.__main__": 10,
-    "dflash.model": 10,
-    "dflash.model_run": 10,
-    "dflash.train.demo": 10,  # a command of its own
+    "dflash.bench": 9,
+    "dflash.cli": 10,
+    "dflash": 11,
+    "dflash.__main__": 11,
+    "dflash.benchmark": 11,
+    "dflash.model": 11,
+    "dflash.model_run": 11,
+    "dflash.train.demo": 11,  # a command of its own
 }
 
 THIRD_PARTY = {
@@ -78,6 +80,10 @@ THIRD_PARTY = {
         *("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "gguf"),
         *("numpy", "rich"),
     },
+    "dflash.bench": {"numpy", "matplotlib", "jinja2", "rich"},
+    "dflash.bench.peers": {"torch", "transformers", "safetensors", "xllamacpp"},
+    "dflash.bench.roofline": {"numpy", "torch"},
+    "dflash.benchmark": {"torch"},
     "dflash.cli": {"typer", "rich"},
     "dflash.cluster": set(),
     "dflash.cluster.llama_wheel": {"xllamacpp"},
@@ -96,13 +102,16 @@ THIRD_PARTY = {
     "dflash.train": {"torch", "transformers", "safetensors", "numpy", "typer", "rich"},
 }
 
-MAY_NAME_A_BACKEND = ("dflash.backends", "dflash.train", "dflash.model", "dflash.cli.pull")
+MAY_NAME_A_BACKEND = (
+    *("dflash.backends", "dflash.train", "dflash.model", "dflash.cli.pull"),
+    "dflash.bench.peers",  # other programs get the weights in the form they read
+)
 """Everybody else asks the registry, so that naming a backend never imports it."""
 
 FRONT_DOOR = {("dflash.train.evaluate", "dflash")}
 """Real generation is evaluated through the front door, as a user would have it."""
 
-FACADES = ("dflash", "dflash.model", "dflash.model_run")
+FACADES = ("dflash", "dflash.benchmark", "dflash.model", "dflash.model_run")
 WAITS = {"item", "tolist", "cpu", "numpy", "synchronize"}
 """Each makes the host wait for the device. In a backend, only where the one wait of a round is."""
 MAY_WAIT = ("target", "sampling")

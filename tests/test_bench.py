@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import dflash
-from bench import acceptance, demo, identical, memory, ngram, paired, policy, record, sets
-from bench.arms import Arm, Run, engine_arm
+from bench import acceptance, demo, identical, memory, ngram, policy, record, sets
+from dflash.bench import paired
+from dflash.bench.arms import Arm, Run, engine_arm
 from dflash.engine import Engine
 
 

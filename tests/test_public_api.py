@@ -88,7 +88,7 @@ def test_results_have_the_documented_fields() -> None:
         *("mean_committed", "acceptance_rate", "acceptance_by_position", "histogram"),
         *("draft_seconds", "verify_seconds", "time_to_first_token", "tokens_per_second"),
         *("block_size", "backend", "clamped_from", "policy", "speedup", "by_draft"),
-        "cached_tokens",
+        *("cached_tokens", "judged"),
     ]
 
 

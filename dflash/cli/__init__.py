@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dflash.cli import chat, doctor, generate, inspect, pull, serve, train
+from dflash.cli import bench, chat, doctor, generate, inspect, pull, serve, train
 from dflash.cli.convert import convert
 from dflash.cli.output import emit_json, error, note, quiet_libraries
 from dflash.cli.verify import verify as audit
@@ -82,6 +82,7 @@ app = typer.Typer(
 for command in (
     *(generate.generate, chat.chat, train.train, inspect.inspect, pull.pull),
     *(audit, doctor.doctor, convert, serve.serve),
+    *(bench.bench, bench.sweep),
 ):
     app.command()(command)
 

@@ -48,6 +48,7 @@ class Stats:
     speedup: float | None = None  # tokens a second x measured time of a plain step; None = unknown
     by_draft: tuple[DraftShare, ...] = ()  # in the order of Plan.draft; () without a draft
     cached_tokens: int = 0  # of the prompt, taken over from an earlier request
+    judged: tuple[int, ...] = ()  # [i]: rounds that judged draft i+1
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, by field name."""
@@ -145,6 +146,7 @@ class Recorder:
                 for name, counts in zip(self._names, self._shares, strict=True)
             ),
             cached_tokens=self.cached,
+            judged=tuple(self._judged),
         )
 
 

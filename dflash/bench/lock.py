@@ -1,0 +1,39 @@
+"""Writes the block size that a run recommends into the draft's own config."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from dflash.drafts.spec import read_spec
+from dflash.errors import ConfigError
+
+
+def lock(draft: str | None, block_size: int) -> Path:
+    """Set ``default_block_size`` in the draft's config.json; its native ``block_size`` stays.
+
+    Raises ConfigError when the draft is no local folder, cannot be written, or is smaller.
+    """
+    place = None if draft is None else Path(draft).expanduser() / "config.json"
+    if place is None or not place.is_file():
+        raise ConfigError(
+            f"--write-config needs a draft in a local folder, and {draft} is none: download it "
+            "first, or pass --block-size where you use it"
+        )
+    native = read_spec(place.parent).block_size
+    if block_size > native:
+        raise ConfigError(f"block size {block_size} is more than the draft's native {native}")
+    config = json.loads(place.read_text(encoding="utf-8"))
+    inner = config.get("dflash_config")
+    (inner if isinstance(inner, dict) else config)["default_block_size"] = block_size
+    try:
+        handle, name = tempfile.mkstemp(prefix=".part-", dir=place.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as part:
+            part.write(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        Path(name).chmod(place.stat().st_mode & 0o777)
+        Path(name).replace(place)
+    except OSError as problem:
+        raise ConfigError(f"cannot write {place}: {problem.strerror}") from problem
+    return place

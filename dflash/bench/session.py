@@ -1,0 +1,179 @@
+"""One run from its settings to its report, through a local engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dflash.bench import local, record, report, sheet
+from dflash.bench.advice import Advice
+from dflash.bench.arms import PLAIN
+from dflash.bench.local import Template
+from dflash.bench.prompts import Conversation
+from dflash.bench.rows import texts_of
+from dflash.bench.totals import add_up
+from dflash.bench.trial import Contestant, Course, Journal, Record
+from dflash.engine import Engine
+from dflash.errors import ConfigError
+
+RECORDS, REPORT = "records.jsonl", "report.json"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a run goes.
+
+    blocks    None = the common sizes and auto
+    sampling  keywords of Engine.stream beside length and block: temperature, top_p, seed, ...
+    out       folder for report.html, report.json and records.jsonl; None = keep nothing
+    costs     whether to time passes alone, and the machine's ceilings
+    """
+
+    tokens: int = 128
+    blocks: Sequence[int | str] | None = None
+    repeats: int = 3
+    warmup: int = 1
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    template: Template = field(default_factory=Template)
+    threads: int | None = None
+    out: Path | None = None
+    resume: bool = False
+    costs: bool = True
+    concurrency: int = 1  # requests at a time; more than one only to a server
+
+    def __post_init__(self) -> None:
+        """Refuse what no run could do. Raises ConfigError."""
+        for name, least in (("tokens", 2), ("repeats", 1), ("warmup", 0), ("concurrency", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be {least} or more, got {getattr(self, name)}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every arm has to write the same text."""
+        return not self.sampling.get("temperature", 0.0)
+
+    def shared(self, pair: Mapping[str, Any]) -> dict[str, Any]:
+        """What all records of one journal have to agree in."""
+        template = {n: getattr(self.template, n) for n in ("chat", "system", "thinking")}
+        return {"tokens": self.tokens, **self.sampling, **template, **pair}
+
+    def journal(self, shared: Mapping[str, Any]) -> Journal:
+        """The run's journal, in ``out`` if there is one. Raises ConfigError."""
+        place = None if self.out is None else self.out / RECORDS
+        return Journal(place, shared, resume=self.resume)
+
+
+def run(
+    engine: Engine,
+    conversations: Sequence[Conversation],
+    settings: Settings,
+    say: Say,
+    others: Mapping[str, Contestant] | None = None,
+) -> tuple[dict[str, Any], Advice]:
+    """Measure and report. ``others`` are arms of other programs, which run in turn with ours.
+
+    Raises ConfigError when there is nothing to compare, and whatever the engine raises.
+    """
+    others = others or {}
+    native = engine.pair.draft_block_size
+    if native is None and not others:
+        raise ConfigError("there is no draft to measure: name one (--draft)")
+    blocks = local.block_sizes(native or 1, settings.blocks if native else ())
+    ours = local.contestants(engine, blocks, settings.sampling)
+    course = _course(engine, settings, {**ours, **others})
+    facts = sheet.machine(settings.threads)  # before anything runs: how busy is the machine?
+    pair = sheet.pair_sheet(engine.pair)
+    names = {n: pair.get(n) for n in ("target", "draft", "runs_on_dtype", "runs_on_threads")}
+    with settings.journal(settings.shared(names)) as journal:
+        notes = _measure(course, conversations, settings, journal, say)
+        records = _wanted(journal, course, conversations, settings.repeats)
+    texts = {k: t for k, t in texts_of(records).items() if set(t) >= set(course.contestants)}
+    verdict = None
+    if settings.greedy:
+        arms = [arm for arm in blocks if arm != PLAIN]
+        verdict = local.greedy_verdict(engine, texts, course.asked, arms, {"temperature": 0.0})
+    material = report.Material(
+        records=records,
+        blocks=blocks,
+        others=list(others),
+        base=PLAIN,
+        greedy=settings.greedy,
+        verdict=verdict,
+        sheet=facts,
+        pair=sheet.pair_sheet(engine.pair),
+        settings={**settings.shared({}), "repeats": settings.repeats, "warmup": settings.warmup},
+        notes=notes,
+    )
+    if settings.costs and native:
+        say("timing passes alone, and the machine's limits ...")
+        material = replace(material, costs=_costs(engine, course, records))
+    return finish(material, settings.out)
+
+
+def finish(material: report.Material, out: Path | None) -> tuple[dict[str, Any], Advice]:
+    """The report, also as files where ``out`` asks for them."""
+    made, advice = report.build(material)
+    save(made, out)
+    return made, advice
+
+
+def save(made: Mapping[str, Any], out: Path | None) -> None:
+    """``report.json`` and ``report.html``."""
+    if out is not None:
+        from dflash.bench import page
+
+        record.write(out / REPORT, dict(made))
+        page.write(made, out)
+
+
+def _course(engine: Engine, settings: Settings, contestants: Mapping[str, Contestant]) -> Course:
+    return Course(
+        contestants=contestants,
+        tokens=settings.tokens,
+        repeats=settings.repeats,
+        encode=lambda messages: settings.template.encode(engine, messages),
+        says=local.says(engine),
+        context=engine.pair.context_length,
+    )
+
+
+def _measure(
+    course: Course,
+    conversations: Sequence[Conversation],
+    settings: Settings,
+    journal: Journal,
+    say: Say,
+) -> list[str]:
+    """Run; what there is to note."""
+    if settings.warmup and conversations:
+        say("warming up ...")
+        course.warm_up(conversations[0], settings.warmup)
+    too_long = 0
+    for number, done in enumerate(course.run(conversations, journal), 1):
+        too_long += done is None
+        say(f"{number} of {len(conversations)}: {'too long' if done is None else done.id}")
+    if not too_long:
+        return []
+    return [f"{too_long} prompts left out or cut short: with the answer, longer than the context"]
+
+
+def _wanted(
+    journal: Journal, course: Course, conversations: Sequence[Conversation], repeats: int
+) -> list[Record]:
+    """Of what the journal holds, what this run is about."""
+    asked = {(c.set, c.id) for c in conversations}
+    return [
+        one
+        for key, one in journal.records.items()
+        if (key.set, key.prompt) in asked and key.arm in course.contestants and key.repeat < repeats
+    ]
+
+
+def _costs(engine: Engine, course: Course, records: Sequence[Record]) -> Any:
+    """Passes timed alone, on the first prompt; survival as this run found it."""
+    survival = add_up(r.outcome for r in records if r.outcome.judged).unconditional
+    prompt = next(iter(course.asked.values()))
+    return local.costs(engine, prompt, survival)

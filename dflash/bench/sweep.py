@@ -1,0 +1,114 @@
+"""The best block size of a pair on this machine, quickly: successive halving.
+
+All candidates run on a few prompts; the faster half runs on twice as many new ones, and so on,
+until two are left or the time is used up. Every candidate writes the same greedy text, so times add
+up, and a survivor is judged by everything it ran. Plain decoding takes part as block 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dflash.bench import guards
+from dflash.bench.arms import PLAIN, Arm, Run, interleaved
+from dflash.bench.paired import Ratio, ratio
+
+SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+FIRST = 2  # prompts of the first heat
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """One round of the sweep."""
+
+    prompts: int  # new ones
+    speedup: dict[str, float]  # arm -> over plain decoding, on everything so far
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What was found."""
+
+    block_size: int  # 1 = plain decoding
+    speedup: Ratio | None  # None = plain decoding, or no text could be compared
+    heats: tuple[Heat, ...]
+    seconds: float
+    stopped: str  # why it ended: decided, out of time, out of prompts
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def candidates(native: int) -> list[int]:
+    """Block sizes to try, the draft's own included."""
+    return sorted({size for size in (*SIZES, native) if 1 < size <= native})
+
+
+def sweep(
+    arms: Mapping[int, Arm],
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    seconds: float,
+    clock: Clock = time.monotonic,
+) -> Sweep:
+    """Run ``arms`` (block size -> arm; 1 has to be there) until one block is left.
+
+    Another heat begins only if it would end within ``seconds``, going by the ones before.
+    """
+    names = {PLAIN if size == 1 else f"block {size}": size for size in arms}
+    left = [name for name in names if name != PLAIN]
+    texts: list[dict[str, list[Run]]] = []
+    heats: list[Heat] = []
+    start, new, source = clock(), FIRST, iter(prompts)
+    stopped = "decided"
+    while True:
+        before = clock()
+        running = {name: arms[names[name]] for name in (PLAIN, *left)}
+        heat = list(_heat(running, source, new, tokens))
+        if not heat:
+            stopped = "out of prompts"
+            break
+        texts += heat
+        gains = {name: _gain(texts, name) for name in left}
+        keep = max(1, len(left) // 2) if len(left) > 2 else len(left)
+        kept = sorted(left, key=lambda name: -gains[name])[:keep]
+        heats.append(Heat(len(heat), gains, tuple(kept)))
+        used, shrunk = clock() - before, (len(kept) + 1) / (len(left) + 1)
+        decided, left, new = len(left) <= 2, kept, 2 * new
+        if decided:
+            break
+        if clock() - start + 2 * used * shrunk > seconds:
+            stopped = "out of time"
+            break
+    found = {name: ratio(_with(texts, name), name, PLAIN) for name in left}
+    best = max(left, key=lambda name: found[name].value, default=PLAIN)
+    spent = clock() - start
+    if best == PLAIN or found[best].value <= 1:
+        return Sweep(1, None, tuple(heats), spent, stopped)
+    return Sweep(names[best], found[best], tuple(heats), spent, stopped)
+
+
+def _heat(
+    arms: Mapping[str, Arm], source: Iterator[Sequence[int]], count: int, tokens: int
+) -> Iterator[dict[str, list[Run]]]:
+    """``count`` texts that say something about speed, as long as there are prompts."""
+    while count and (prompt := next(source, None)) is not None:
+        text = interleaved(prompt, arms, tokens, 1)
+        plain = text[PLAIN][0]
+        if not (guards.stuck(plain.ids) or guards.in_circles(plain.ids)):
+            count -= 1
+            yield text
+
+
+def _with(texts: Sequence[dict[str, list[Run]]], name: str) -> list[dict[str, list[Run]]]:
+    return [text for text in texts if name in text]
+
+
+def _gain(texts: Sequence[dict[str, list[Run]]], name: str) -> float:
+    return ratio(_with(texts, name), name, PLAIN).value
