@@ -9,6 +9,8 @@
 #   make wheel           build the wheel and see that the demo draft is in it
 #   make screenshot      draw docs/img/show-drafts.svg from a real run of the demo
 #   make sizes           lines per file, now and at the merge base
+#   make bench           speed and acceptance of the demo pair, report in runs/bench (minutes)
+#   make peers           the same beside other programs, into the README's table (minutes)
 #   make bench-demo      speed against transformers generate and plain decoding (minutes, quiet machine)
 #   make bench-policy    auto against every fixed block and plain decoding (minutes, quiet machine)
 #   make bench-ngram     drafting by look-up alone on prompts whose answer copies (minutes)
@@ -34,7 +36,7 @@ endif
 
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-all check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram demo-draft gpu-demo-draft parity
+.PHONY: bench peers demo test test-all check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
@@ -71,6 +73,12 @@ wheel: $(READY)
 
 sizes:
 	@bash bench/sizes.sh
+
+bench: $(READY)
+	$(PY) -m dflash bench --data-dir bench/prompts --dataset gsm8k,humaneval,mt-bench --max-samples 6 --out runs/bench $(ARGS)
+
+peers: $(READY)
+	$(PY) -m bench.peers $(ARGS)
 
 bench-demo: $(READY)
 	$(PY) -m bench.demo $(ARGS)

@@ -114,29 +114,29 @@ def speedups(points: Sequence[tuple[str, Mapping[str, float]]], best: str | None
         high = max([1.0, *(p["high"] for _, p in points)])
         axes.set_ylim(max(0.0, low - 0.12 * high), high * 1.12)
         axes.annotate(
-            "plain decoding",
-            (len(points) - 0.42, 1.0),
-            xytext=(0, -4),
+            "plain",
+            (len(points) - 0.4, 1.0),
+            xytext=(4, 0),
             textcoords="offset points",
-            ha="right",
-            va="top",
+            va="center",
             color=MUTED,
             fontsize=8.5,
+            annotation_clip=False,
         )
         axes.set_xlabel("block size")
 
     return _svg(draw)
 
 
-def positions(unconditional: Sequence[float], conditional: Sequence[float]) -> str:
-    """Chance that the draft at each place is kept."""
+def positions(unconditional: Sequence[float], conditional: Sequence[float], sure: int) -> str:
+    """Chance that the draft at each place is kept; the conditional one for ``sure`` places."""
 
     def draw(axes: Any) -> None:
         places = list(range(1, len(unconditional) + 1))
         axes.bar(places, unconditional, color=ONE, width=0.62, label="kept (all before it, too)")
         axes.plot(
-            places,
-            conditional,
+            places[:sure],
+            conditional[:sure],
             color=TWO,
             marker="o",
             markersize=6,
@@ -148,7 +148,7 @@ def positions(unconditional: Sequence[float], conditional: Sequence[float]) -> s
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25", "50", "75", "100 %"])
         axes.set_xticks(places)
         axes.set_xlabel("place in the block, the anchor not counted")
-        axes.legend(loc="upper right", fontsize=8.5)
+        _legend(axes, 2)
 
     return _svg(draw)
 
@@ -195,9 +195,7 @@ def phases(arms: Sequence[tuple[str, float, float, float]]) -> str:
         axes.grid(visible=False)
         axes.set_xlim(0, max(left, default=1) * 1.12 or 1)
         axes.set_xlabel("milliseconds a token")
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8.5, borderaxespad=0.2
-        )
+        _legend(axes, 3)
 
     return _svg(draw, (SIZE[0], 0.9 + 0.34 * max(4, len(arms))))
 
@@ -219,9 +217,43 @@ def curve(blocks: Sequence[Mapping[str, float]], bounds: Mapping[int, float]) ->
         axes.set_xticks(rows)
         axes.set_xlabel("block size (rows of a pass)")
         axes.set_ylabel("milliseconds")
-        axes.legend(loc="upper left", fontsize=8.5)
+        _legend(axes, 3)
 
     return _svg(draw)
+
+
+def gains(groups: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """Over plain decoding by kind of text, the largest on top."""
+
+    def draw(axes: Any) -> None:
+        ordered = sorted(groups, key=lambda group: group[1]["value"])
+        for place, (_, found) in enumerate(ordered):
+            value = found["value"]
+            axes.plot([1.0, value], [place] * 2, color=ONE, linewidth=1.6, alpha=0.45)
+            spread = [[max(0.0, value - found["low"])], [max(0.0, found["high"] - value)]]
+            axes.errorbar(value, place, xerr=spread, fmt="o", color=ONE, markersize=7, capsize=3)
+            axes.annotate(
+                f"{value:.2f}x",
+                (max(1.0, found["high"]), place),
+                xytext=(8, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        axes.axvline(1.0, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.grid(visible=False)
+        axes.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+        axes.set_ylim(-0.6, len(ordered) - 0.4)
+        axes.margins(x=0.14)
+        axes.set_xlabel("times plain decoding")
+
+    return _svg(draw, (SIZE[0], max(SIZE[1], 0.9 + 0.34 * len(groups))))
+
+
+def _legend(axes: Any, columns: int) -> None:
+    """Above the axes, where nothing is drawn."""
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, fontsize=8.5, borderaxespad=0.2
+    )
 
 
 def _above(axes: Any, place: float, value: float, text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from dflash.bench import charts
 from dflash.bench.advice import GOOD, WEAK
 
+ENOUGH = 10  # passes behind a chance that is drawn
 WORDS = {"good": "good", "fair": "between the marks", "weak": "weak", "": ""}
 
 
@@ -90,7 +91,7 @@ def _figures(report: Mapping[str, Any]) -> list[dict[str, str]]:
             _figure(
                 "Acceptance by position",
                 f"{deep['arm']}, {totals['rounds']} verify passes.",
-                charts.positions(totals["unconditional"], totals["conditional"]),
+                charts.positions(totals["unconditional"], totals["conditional"], _sure(totals)),
             ),
             _figure(
                 "What a verify pass brings",
@@ -98,6 +99,10 @@ def _figures(report: Mapping[str, Any]) -> list[dict[str, str]]:
                 charts.histogram(totals["histogram"]),
             ),
         ]
+    by_kind = _gains(report)
+    if len(by_kind) > 1:
+        text = f"Block {report['advice']['block_size']} over plain decoding."
+        found.append(_figure("Which text gains", text, charts.gains(by_kind)))
     if report["cost"]:
         found.append(
             _figure(
@@ -140,6 +145,23 @@ def _deepest(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
         row for row in report["rows"] if row["totals"]["judged"] and sizes.get(row["arm"]) != "auto"
     ]
     return max(drafted, key=lambda row: len(row["totals"]["judged"]), default=None)
+
+
+def _sure(totals: Mapping[str, Any]) -> int:
+    """Places whose conditional chance rests on enough passes to be drawn."""
+    kept = [totals["rounds"], *(sum(totals["histogram"][p:]) for p in range(1, 99))]
+    return sum(count >= ENOUGH for count in kept[: len(totals["judged"])])
+
+
+def _gains(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """(kind of text, speed-up) of the advised block."""
+    block = report["advice"]["block_size"]
+    return [
+        (name, row["speedup"])
+        for name, rows in report["categories"].items()
+        for row in rows
+        if report["blocks"].get(row["arm"]) == block > 1 and row["speedup"]
+    ]
 
 
 def _bounds(roofline: Mapping[str, Any] | None) -> dict[int, float]:

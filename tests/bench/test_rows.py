@@ -78,6 +78,14 @@ def test_a_noisy_machine_is_said_with_its_spread() -> None:
     assert rows(text(1.0, 1.0))["fast"].refused is None
 
 
+def test_a_speed_up_known_only_roughly_is_refused() -> None:
+    repeats = {"plain": [1.0] * 5, "fast": [0.5, 0.5, 0.5, 0.5, 0.5]}
+    torn = {arm: [outcome(t) for t in times] for arm, times in repeats.items()}
+    odd = {"plain": torn["plain"], "fast": [outcome(t) for t in (9.0, 9.0, 0.5, 0.5, 9.0)]}
+    found = rows(torn, torn, odd)["fast"]
+    assert found.refused is not None and found.refused.startswith("noisy machine: the speed-up")
+
+
 def test_samples_are_compared_by_time_per_token() -> None:
     found = rows(text(4.0, 1.0, fast=WORDS[:20]), greedy=False)["fast"]
     assert found.speedup.value == pytest.approx((4.0 / 39) / (1.0 / 19))

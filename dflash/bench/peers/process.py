@@ -69,9 +69,7 @@ class Peer(AbstractContextManager["Peer"]):
         except OSError as problem:
             raise CheckpointError(self._last_words()) from problem
         found = self._read()
-        made: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in found.items()
-        }
+        made: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
         return Outcome(tokens=len(made["ids"]), prompt_tokens=len(ask.ids), **made)
 
     def _read(self) -> dict[str, Any]:
