@@ -1,8 +1,9 @@
 """The best block size of a pair on this machine, quickly: successive halving.
 
-All candidates run on a few prompts; the faster half runs on twice as many new ones, and so on,
-until two are left or the time is used up. Every candidate writes the same greedy text, so times add
-up, and a survivor is judged by everything it ran. Plain decoding takes part as block 1.
+All candidates run on a few prompts; the faster half runs on as many new ones as there were so far,
+and so on, until two are left or the time is used up. Every candidate writes the same greedy text,
+so a survivor is judged by everything it ran: by the median over texts of its speed-up, which one
+disturbance does not move. Plain decoding takes part as block 1.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from dflash.bench import guards
 from dflash.bench.arms import PLAIN, Arm, Run, interleaved
-from dflash.bench.paired import Ratio, ratio
+from dflash.bench.paired import Ratio, alike, ratio
 
 SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-FIRST = 2  # prompts of the first heat
+FIRST = 3  # prompts of the first heat
 Clock = Callable[[], float]
 
 
@@ -80,18 +82,19 @@ def sweep(
         kept = sorted(left, key=lambda name: -gains[name])[:keep]
         heats.append(Heat(len(heat), gains, tuple(kept)))
         used, shrunk = clock() - before, (len(kept) + 1) / (len(left) + 1)
-        decided, left, new = len(left) <= 2, kept, 2 * new
+        decided, left, new = len(left) <= 2, kept, len(texts)
         if decided:
             break
-        if clock() - start + 2 * used * shrunk > seconds:
+        if clock() - start + used * shrunk * new / len(heat) > seconds:
             stopped = "out of time"
             break
-    found = {name: ratio(_with(texts, name), name, PLAIN) for name in left}
-    best = max(left, key=lambda name: found[name].value, default=PLAIN)
+    gains = {name: _gain(texts, name) for name in left}
+    best = max(left, key=gains.__getitem__, default=PLAIN)
     spent = clock() - start
-    if best == PLAIN or found[best].value <= 1:
+    if best == PLAIN or gains[best] <= 1:
         return Sweep(1, None, tuple(heats), spent, stopped)
-    return Sweep(names[best], found[best], tuple(heats), spent, stopped)
+    over = ratio(_with(texts, best), best, PLAIN)
+    return Sweep(names[best], over, tuple(heats), spent, stopped)
 
 
 def _heat(
@@ -111,4 +114,6 @@ def _with(texts: Sequence[dict[str, list[Run]]], name: str) -> list[dict[str, li
 
 
 def _gain(texts: Sequence[dict[str, list[Run]]], name: str) -> float:
-    return ratio(_with(texts, name), name, PLAIN).value
+    """Median over the texts that it wrote as plain decoding does; 0.0 without any."""
+    same = alike(_with(texts, name), (name, PLAIN))
+    return median([text[PLAIN][0].decode / text[name][0].decode for text in same] or [0.0])
