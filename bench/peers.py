@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash.bench.rows import Row, make_rows, texts_of
+from dflash.bench.session import CONDITIONS, RECORDS
 from dflash.bench.table import markdown
 from dflash.bench.trial import Record
 
@@ -64,14 +65,10 @@ def table(rows: Sequence[Row], texts: int) -> str:
         drafted = row.totals.accepted or row.totals.drafted
         committed = f"{row.totals.micro:.2f}" if drafted else ""
         name = NAMES.get(row.arm, f"this package, DFlash, {row.arm}")
-        rate = sum_rate(row)
-        lines.append([name, rate, over, committed, f"{texts - differ} of {texts}"])
+        lines.append(
+            [name, f"{row.totals.rate:.1f}", over, committed, f"{texts - differ} of {texts}"]
+        )
     return markdown(HEAD, lines)
-
-
-def sum_rate(row: Row) -> str:
-    """Tokens a second of everything it wrote after the prefill."""
-    return f"{row.totals.rate:.1f}"
 
 
 def into(page: str, made: str) -> str:
@@ -84,13 +81,14 @@ def into(page: str, made: str) -> str:
     return f"{head}{mark}{note}{arrow}\n{made}\n\n{end}{tail}"
 
 
-def conditions(report: Mapping[str, Any]) -> str:
+def conditions(sheet: Mapping[str, Any], tokens: int, rows: Sequence[Row], texts: int) -> str:
     """One line: what these figures depend on."""
-    sheet, settings = report["sheet"], report["settings"]
+    repeats = min(row.totals.requests for row in rows) // max(1, texts)
     return (
-        f"{settings['tokens']} tokens a text at temperature 0, {settings['repeats']} repeats, "
-        f"interleaved; {sheet['machine']}, {sheet['threads']} of {sheet['cores']} cores, "
-        f"{sheet['date'][:10]}, commit {sheet['commit']}. `make peers` measures it anew."
+        f"{texts} texts of {tokens} tokens at temperature 0, {repeats} repeats, interleaved; no "
+        "ratio where repeats of a text lay more than 10 % apart; "
+        f"{sheet['machine']}, {sheet['threads']} of {sheet['cores']} cores, {sheet['date'][:10]}, "
+        f"commit {sheet['commit']}. `make peers` measures it anew."
     )
 
 
@@ -110,11 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names = ("max_samples", "max_tokens", "repeats", "threads", "block_sizes")
         more = [w for n in names for w in (f"--{n.replace('_', '-')}", getattr(given, n))]
         measure(given.out, [*more, "--ignore-eos"])
-    report = json.loads((given.out / "report.json").read_text(encoding="utf-8"))
-    lines = (given.out / "records.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    sheet = json.loads((given.out / CONDITIONS).read_text(encoding="utf-8"))
+    head, *lines = (given.out / RECORDS).read_text(encoding="utf-8").splitlines()
     records = [Record.from_json(json.loads(line)) for line in lines]
-    rows, texts = rows_of(records, [row["arm"] for row in report["rows"]])
-    made = f"{table(rows, texts)}\n\n{conditions(report)}"
+    rows, texts = rows_of(records, list(dict.fromkeys(r.key.arm for r in records)))
+    tokens = json.loads(head)["settings"]["tokens"]
+    made = f"{table(rows, texts)}\n\n{conditions(sheet, tokens, rows, texts)}"
     page = given.readme.read_text(encoding="utf-8")
     given.readme.write_text(into(page, made), encoding="utf-8")
     print(made)

@@ -18,7 +18,7 @@ from dflash.bench.trial import Contestant, Course, Journal, Record
 from dflash.engine import Engine
 from dflash.errors import ConfigError
 
-RECORDS, REPORT = "records.jsonl", "report.json"
+RECORDS, REPORT, CONDITIONS = "records.jsonl", "report.json", "conditions.json"
 Say = Callable[[str], None]
 
 
@@ -87,6 +87,8 @@ def run(
     facts = sheet.machine(settings.threads)  # before anything runs: how busy is the machine?
     pair = sheet.pair_sheet(engine.pair)
     names = {n: pair.get(n) for n in ("target", "draft", "runs_on_dtype", "runs_on_threads")}
+    if settings.out is not None:  # a run that is cut off has figures, too
+        record.write(settings.out / CONDITIONS, facts)
     with settings.journal(settings.shared(names)) as journal:
         notes = _measure(course, conversations, settings, journal, say)
         records = _wanted(journal, course, conversations, settings.repeats)

@@ -23,20 +23,11 @@ def run_folder(folder: Path) -> Path:
         answers = [outcome(2.0), fast, outcome(3.0), outcome(0.5, other)]
         for arm, answer in zip(ARMS, answers, strict=True):
             records += [record(arm, answer, prompt, repeat) for repeat in range(2)]
-    lines = ['{"settings": {}}', *(json.dumps(one.to_json()) for one in records)]
+    lines = ['{"settings": {"tokens": 40}}', *(json.dumps(one.to_json()) for one in records)]
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
-    report = {
-        "rows": [{"arm": arm} for arm in ARMS],
-        "settings": {"tokens": 40, "repeats": 2},
-        "sheet": {
-            "machine": "a machine",
-            "threads": 2,
-            "cores": 2,
-            "date": "2026-11-30T05:00:00",
-            "commit": "abc",
-        },
-    }
-    (folder / "report.json").write_text(json.dumps(report))
+    sheet = {"machine": "a machine", "threads": 2, "cores": 2, "commit": "abc"}
+    sheet["date"] = "2026-11-30T05:00:00"
+    (folder / "conditions.json").write_text(json.dumps(sheet))
     return folder
 
 
