@@ -116,4 +116,5 @@ def _with(texts: Sequence[dict[str, list[Run]]], name: str) -> list[dict[str, li
 def _gain(texts: Sequence[dict[str, list[Run]]], name: str) -> float:
     """Median over the texts that it wrote as plain decoding does; 0.0 without any."""
     same = alike(_with(texts, name), (name, PLAIN))
-    return median([text[PLAIN][0].decode / text[name][0].decode for text in same] or [0.0])
+    gains = [text[PLAIN][0].decode / text[name][0].decode for text in same]
+    return float(median(gains or [0.0]))
