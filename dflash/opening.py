@@ -5,8 +5,10 @@ Nothing here loads weights itself; a backend does, found by name.
 
 from __future__ import annotations
 
+import platform
 import warnings
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
@@ -60,7 +62,16 @@ def backend_of(config: LoadConfig) -> str:
             f"target {config.target} is for the {target} backend and draft {model} for the "
             f"{draft} backend: both must be of one"
         )
-    return target if config.backend == "auto" else config.backend
+    if config.backend != "auto":
+        return config.backend
+    return "mlx" if target == "torch" and _prefers_mlx(config) else target
+
+
+def _prefers_mlx(config: LoadConfig) -> bool:
+    """On Apple Silicon with mlx-lm installed, unless a device or a GGUF file says torch."""
+    apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
+    plain = config.device is None and not config.target.endswith(".gguf")
+    return apple and plain and find_spec("mlx_lm") is not None
 
 
 def _home(name: str) -> str:

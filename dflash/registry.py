@@ -37,6 +37,7 @@ class Registry:
 BACKENDS = Registry(
     "backend",
     {
+        "mlx": "dflash.backends.mlx:open_pair",
         "torch": "dflash.backends.torch:open_pair",
         "toy": "dflash.backends.toy:open_pair",
     },
@@ -45,6 +46,7 @@ BACKENDS = Registry(
 PROBES = Registry(
     "probe",
     {
+        "mlx": "dflash.backends.mlx.probe:MlxProbe",
         "torch": "dflash.backends.torch.probe:TorchProbe",
         "toy": "dflash.backends.toy.probe:ToyProbe",
     },
@@ -54,5 +56,14 @@ PROBES = Registry(
 WRAPPERS = Registry("model library", {"torch": "dflash.backends.torch.wrap:wrap_pair"})
 """Library to a pair over a model that the user loaded with it."""
 
-DRAFT_RUNNERS = Registry("draft runner", {"torch": "dflash.backends.torch.draft_run:RUNNER"})
+DRAFT_RUNNERS = Registry(
+    "draft runner",
+    {
+        "mlx": "dflash.backends.mlx.draft_run:RUNNER",
+        "torch": "dflash.backends.torch.draft_run:RUNNER",
+    },
+)
 """Backend name to what runs a draft alone, on features that are given (`dflash.convert.check`)."""
+
+GGUF_FOLDERS = Registry("GGUF converter", {"torch": "dflash.backends.torch.gguf:convert"})
+"""Backend name to ``(file, dtype) -> Hugging Face folder``, kept in the cache."""

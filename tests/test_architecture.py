@@ -30,6 +30,7 @@ LAYERS = {
     "dflash.core.policy": 2,
     "dflash.core.floor": 2,
     "dflash.core.stats": 2,
+    "dflash.core.host": 2,
     "dflash.core.text": 2,
     "dflash.results": 2,
     "dflash.drafts.ngram": 2,
@@ -41,7 +42,9 @@ LAYERS = {
     "dflash.datasets": 4,
     "dflash.demo": 4,
     "dflash.ngram_pair": 4,
-    "dflash.tensor_files": 4,
+    "dflash.checkpoint": 4,
+    "dflash.hf_tokenizer": 4,
+    "dflash.tensor_files": 3,
     "dflash.profiles": 4,
     "dflash.grammar": 4,
     "dflash.prompt": 4,
@@ -68,6 +71,7 @@ LAYERS = {
     "dflash.__main__": 11,
     "dflash.benchmark": 11,
     "dflash.model": 11,
+    "dflash.model_mlx": 11,
     "dflash.model_run": 11,
     "dflash.train.demo": 11,  # a command of its own
 }
@@ -84,15 +88,18 @@ THIRD_PARTY = {
     "dflash.bench.peers": {"torch", "transformers", "safetensors", "xllamacpp"},
     "dflash.bench.roofline": {"numpy", "torch"},
     "dflash.benchmark": {"torch"},
+    "dflash.backends.mlx": {"mlx", "mlx_lm", "numpy"},
     "dflash.cli": {"typer", "rich"},
     "dflash.cluster": set(),
     "dflash.cluster.llama_wheel": {"xllamacpp"},
+    "dflash.checkpoint": {"huggingface_hub"},
     "dflash.convert": {"numpy", "torch"},  # torch only for a .pt sidecar
     "dflash.datasets": {"datasets"},
     "dflash.demo": {"huggingface_hub"},
     "dflash.grammar": {"numpy", "xgrammar"},
     "dflash.inspection": {"gguf", "huggingface_hub"},
     "dflash.model": {"torch"},
+    "dflash.model_mlx": {"mlx"},
     "dflash.model_run": {"torch"},
     "dflash.prompt": {"jinja2"},
     "dflash.serve": {
@@ -111,11 +118,11 @@ MAY_NAME_A_BACKEND = (
 FRONT_DOOR = {("dflash.train.evaluate", "dflash")}
 """Real generation is evaluated through the front door, as a user would have it."""
 
-FACADES = ("dflash", "dflash.benchmark", "dflash.model", "dflash.model_run")
+FACADES = ("dflash", "dflash.benchmark", "dflash.model", "dflash.model_mlx", "dflash.model_run")
 WAITS = {"item", "tolist", "cpu", "numpy", "synchronize"}
 """Each makes the host wait for the device. In a backend, only where the one wait of a round is."""
 MAY_WAIT = ("target", "sampling")
-LOADING = ("load", "draft_load", "draft_run", "gguf_weights", "probe")
+LOADING = ("load", "draft_load", "draft_run", "draft_weights", "gguf_weights", "probe")
 """Runs before the first round or apart from any, where nobody is kept waiting by a wait."""
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def tokenizer():
-    from dflash.backends.torch.tokenizer import ModelTokenizer
+    from dflash.hf_tokenizer import ModelTokenizer
 
     return ModelTokenizer(tiny_tokenizer())
 

@@ -129,6 +129,20 @@ def test_the_facade_keeps_upstreams_names_and_arguments() -> None:
     ]
 
 
+def test_the_mlx_facade_keeps_upstreams_names_and_arguments() -> None:
+    pytest.importorskip("mlx_lm")
+    from dflash import model_mlx
+
+    assert parameters(model_mlx.stream_generate)[:7] == [
+        *("model", "draft", "tokenizer", "prompt", "block_size", "max_tokens", "temperature")
+    ]
+    assert parameters(model_mlx.load_draft) == ["draft_id", "sliding_window_size"]
+    assert list(model_mlx.GenerationResponse.__dataclass_fields__) == [
+        *("text", "tokens", "accepted", "prompt_tokens", "prompt_tps", "generation_tokens"),
+        *("generation_tps", "peak_memory", "finish_reason"),
+    ]
+
+
 def test_errors_form_one_tree() -> None:
     errors = [
         thing for name in NAMES if name.endswith("Error") and (thing := getattr(dflash, name))

@@ -37,10 +37,11 @@ def pull(
 
 
 def _fetch(name: str) -> Path:
+    from dflash.checkpoint import fetch
+
     try:
-        from dflash.backends.torch.checkpoint import fetch
+        return fetch(name)
     except ImportError as problem:
         raise MissingBackend(
-            "hub ids need more packages: pip install 'dflash-engine[torch,hub]'"
+            "hub ids need one more package: pip install 'dflash-engine[hub]'"
         ) from problem
-    return fetch(name)

@@ -16,6 +16,7 @@ import numpy as np
 
 from dflash.convert.tensor import Tensor
 from dflash.drafts.keys import Keys
+from dflash.drafts.names import published_name, unfuse
 from dflash.errors import CheckpointError, WeightsError
 
 KINDS = ("dflash", "dflash2", "eagle3")
@@ -28,14 +29,6 @@ _NAMES = re.compile(
     r"|layers\.\d+\.(attention|mlp)_conv\.(base_kernel|kernel_projection\.weight)"
     r"|candidate_selector\.(hidden_projection\.weight|(predecessor|successor)_codebook)"
 )
-_SPELLINGS = (
-    (re.compile(r"^model\."), ""),
-    (re.compile(r"^midlayer\."), "layers.0."),
-    (re.compile(r"^encoder\.fc\."), "fc."),
-    (re.compile(r"^encoder\.output_norm_enc\."), "hidden_norm."),
-    (re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$"), r"\1"),
-)
-_DERIVED = re.compile(r"rotary_emb\.|^verifier_(lm_head|norm)\.")  # never read from a draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +59,17 @@ def collect(pairs: Iterable[tuple[str, Tensor]], config: Mapping[str, Any]) -> d
     unknown, mask = [], None
     for stored, tensor in pairs:
         name = published_name(stored)
-        if name == "t2d":
+        if stored.endswith("t2d"):
             mask = tensor
+        elif name is None:
+            continue
         elif "self_attn.qkv_proj." in name:
             found |= _unfused(name, tensor, config)
         elif _NAMES.fullmatch(name):
             if name in found:
                 raise WeightsError(f"{name} is stored twice, under two spellings")
             found[name] = tensor
-        elif not _DERIVED.search(name):
+        else:
             unknown.append(stored)
     if unknown:
         raise WeightsError(
@@ -86,25 +81,15 @@ def collect(pairs: Iterable[tuple[str, Tensor]], config: Mapping[str, Any]) -> d
     return found
 
 
-def published_name(name: str) -> str:
-    """``name`` without prefixes and in the spelling of published files."""
-    for pattern, ours in _SPELLINGS:
-        name = pattern.sub(ours, name)
-    return name
-
-
 def _unfused(name: str, tensor: Tensor, config: Mapping[str, Any]) -> dict[str, Tensor]:
     keys = Keys(config)
     heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
     width = keys.count("head_dim", hidden // heads)
     few = keys.count("num_key_value_heads", heads) * width
-    edges = [0, heads * width, heads * width + few, heads * width + 2 * few]
-    if tensor.shape[0] != edges[-1]:
-        raise WeightsError(f"{name} has {tensor.shape[0]} rows, the config makes it {edges[-1]}")
-    return {
-        name.replace("qkv_proj", f"{which}_proj"): tensor.rows(start, stop)
-        for which, start, stop in zip("qkv", edges[:-1], edges[1:], strict=True)
-    }
+    parts = unfuse(name, tensor.shape[0], [heads * width, few, few])
+    if not parts:
+        raise WeightsError(f"{name} has {tensor.shape[0]} rows, the config asks for another number")
+    return {part: tensor.rows(start, stop) for part, start, stop in parts}
 
 
 def target_ids(d2t: Tensor) -> Any:

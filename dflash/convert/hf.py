@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dflash.convert import eagle
-from dflash.convert.draft import KINDS, Draft, collect, published_name
+from dflash.convert.draft import KINDS, Draft, collect
 from dflash.convert.folder import read_files, read_mask_embedding, write_folder
 from dflash.drafts.keys import read_config
 from dflash.drafts.kinds import kind_of
+from dflash.drafts.names import published_name
 from dflash.errors import CheckpointError
 
 

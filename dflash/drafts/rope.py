@@ -2,10 +2,12 @@
 
 Spellings: transformers 4 (``rope_theta`` + ``rope_scaling`` at top level), transformers 5
 (``rope_parameters``), and either of them nested per layer type.
+Frequencies: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071, sections 3.2 to 3.4).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,3 +74,58 @@ def _check_scaling(rope: dict[str, Any], longest: Any) -> None:
         raise CheckpointError(
             f"rope_type {kind!r} needs {', '.join(missing)} in the draft's rope_parameters"
         )
+
+
+def inverse_frequencies(size: int, rope: Mapping[str, Any]) -> tuple[list[float], float]:
+    """Inverse frequencies [size / 2] in double precision, and the factor on cosine and sine.
+
+    ``rope`` is one entry of `read_rope`; ``size`` the rotated part of a head.
+    """
+    theta, kind = rope["rope_theta"], rope["rope_type"]
+    plain = [float(theta ** -(i / size)) for i in range(0, size, 2)]
+    if kind == "default":
+        return plain, 1.0
+    factor = float(rope["factor"])
+    if kind == "linear":
+        return [one / factor for one in plain], 1.0
+    if kind == "llama3":
+        return [_llama3(one, factor, rope) for one in plain], 1.0
+    assert kind == "yarn", f"rope_type {kind} was let through"
+    return _yarn(plain, size, factor, rope), _yarn_scale(factor, rope)
+
+
+def _llama3(plain: float, factor: float, rope: Mapping[str, Any]) -> float:
+    """Long waves are stretched, short ones kept, those between blended."""
+    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    keep = min(max((turns - low) / (high - low), 0.0), 1.0)
+    return float(plain * keep + plain / factor * (1 - keep))
+
+
+def _yarn(plain: list[float], size: int, factor: float, rope: Mapping[str, Any]) -> list[float]:
+    """Dimensions that turn often are kept, those that turn seldom are interpolated."""
+    original, theta = rope["original_max_position_embeddings"], rope["rope_theta"]
+
+    def dimension(turns: float) -> float:
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = dimension(rope.get("beta_fast") or 32)
+    high = dimension(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    shares = [min(max((i - low) / max(high - low, 1e-3), 0.0), 1.0) for i in range(size // 2)]
+    pairs = zip(plain, shares, strict=True)
+    return [one * (1 - share) + one / factor * share for one, share in pairs]
+
+
+def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
+    given = rope.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    over, under = rope.get("mscale"), rope.get("mscale_all_dim")
+    return magnitude(over) / magnitude(under) if over and under else magnitude(1.0)

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash.backends.torch.dflash import DFlashDraftModel, block_mask, transform_logits
-from dflash.backends.torch.rope import Rotary, inverse_frequencies
-from dflash.drafts.rope import read_rope
+from dflash.backends.torch.rope import Rotary
+from dflash.drafts.rope import inverse_frequencies, read_rope
 from dflash.drafts.spec import read_spec
 from tests.backends.drafts import MIXED, ODDITIES, SLIDING, slow_forward, tiny_draft
 from tests.drafts.configs import config
@@ -152,7 +152,7 @@ def test_scaled_frequencies_agree_with_an_independent_formula(name: str, theta: 
     rope = read_rope({"rope_theta": theta, "rope_scaling": SCALINGS[name]}, ["full_attention"])
     found, scale = inverse_frequencies(64, rope["full_attention"])
     wanted, wanted_scale = independent({**rope["full_attention"]}, 64)
-    torch.testing.assert_close(found, wanted, rtol=2e-6, atol=0)
+    torch.testing.assert_close(torch.tensor(found), wanted, rtol=2e-6, atol=0)
     assert scale == pytest.approx(wanted_scale, rel=1e-12)
     cos, sin = Rotary(64, rope["full_attention"], interleaved=False)(torch.tensor([0, 5]))
     torch.testing.assert_close(cos.square() + sin.square(), torch.full((2, 64), scale**2))

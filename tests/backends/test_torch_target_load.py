@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM, T5Config
 
 from dflash.backends.torch import memory, open_pair
-from dflash.backends.torch.checkpoint import count_weights, fetch, resolve
+from dflash.backends.torch.checkpoint import resolve
 from dflash.backends.torch.load import eos_ids, load_target, pick_device, pick_dtype, wrap_target
+from dflash.checkpoint import count_weights, fetch
 from dflash.config import LoadConfig
 from dflash.errors import (
     CheckpointError,

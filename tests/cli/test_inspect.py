@@ -188,7 +188,7 @@ def test_pull_prints_where_the_demo_target_lies(monkeypatch, tmp_path):
 
 
 def test_pull_of_a_hub_id(monkeypatch, tmp_path):
-    import dflash.backends.torch.checkpoint as checkpoint
+    import dflash.checkpoint as checkpoint
 
     monkeypatch.setattr(checkpoint, "fetch", lambda name: tmp_path / name)
     assert run("pull", "owner/name").out == f"{tmp_path / 'owner/name'}\n"

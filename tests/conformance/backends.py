@@ -132,7 +132,15 @@ def torch(folder: Path, ties: bool) -> Backend:
     return make(folder, ties)
 
 
-MAKERS: dict[str, Callable[[Path, bool], Backend]] = {"toy": toy, "torch": torch}
+def mlx(folder: Path, ties: bool) -> Backend:
+    """The same Llama in MLX."""
+    pytest.importorskip("mlx_lm")
+    from tests.conformance.mlx_backend import make
+
+    return make(folder, ties)
+
+
+MAKERS: dict[str, Callable[[Path, bool], Backend]] = {"toy": toy, "torch": torch, "mlx": mlx}
 
 
 def request(ids: Sequence[int], max_tokens: int = 40, **more: Any) -> Request:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conformance.backends import MAKERS, Backend
-from tests.conformance.entries import ENTRIES
+from tests.conformance.entries import ENTRIES, Entry
 
 ENTRY_LISTS = {
     "entry": ENTRIES,
@@ -12,21 +12,32 @@ ENTRY_LISTS = {
     "entry_with_options": [entry for entry in ENTRIES if entry.options],
 }
 
+SHALLOW = {"mlx": ("dflash.Engine.generate", "dflash.model_mlx.stream_generate")}
+"""Backends that a few entries stand for: the others are the same code above the same sessions."""
+SHALLOW_SKIPS = ("test_engine_use", "test_ngram", "test_characters", "test_options")
+
+
+def _goes_through(backend: str, entry: Entry) -> bool:
+    return backend not in SHALLOW or entry.name in SHALLOW[backend]
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``backend`` or ``tied`` alone: every backend; with an entry: every pair there is."""
     place = next((name for name in ("backend", "tied") if name in metafunc.fixturenames), None)
     if place is None:
         return
+    names = sorted(MAKERS)
+    if metafunc.module.__name__.endswith(SHALLOW_SKIPS):
+        names = [name for name in names if name not in SHALLOW]
     entries = next((name for name in ENTRY_LISTS if name in metafunc.fixturenames), None)
     if entries is None:
-        metafunc.parametrize(place, sorted(MAKERS), indirect=True, scope="session")
+        metafunc.parametrize(place, names, indirect=True, scope="session")
         return
     pairs = [
         pytest.param(backend, entry, id=f"{backend}-{entry.name}")
-        for backend in sorted(MAKERS)
+        for backend in names
         for entry in ENTRY_LISTS[entries]
-        if entry.exists_on(backend)
+        if entry.exists_on(backend) and _goes_through(backend, entry)
     ]
     metafunc.parametrize((place, entries), pairs, indirect=[place], scope="session")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,11 +193,47 @@ def speculative_stream(pair: Scripted, call: Call) -> Outcome:
     return Outcome(None, tokens, None)
 
 
+def _mlx_seed(seed: int) -> int:
+    """What the façade draws from MLX's generator after ``seed(seed)``."""
+    import mlx.core as mx
+
+    mx.random.seed(seed)
+    return int(mx.random.randint(0, 2**31 - 1).item())
+
+
+def facade_mlx(pair: Scripted, call: Call) -> Outcome:
+    """``dflash.model_mlx.stream_generate``"""
+    import mlx.core as mx
+
+    from dflash.backends.mlx import pair as module
+    from dflash.model_mlx import load_draft, stream_generate
+
+    draft = load_draft(pair.objects["draft"])
+    prompt = Engine(pair).encode(call.text, chat_template=False)
+    tokenizer = SimpleNamespace(_tokenizer=pair.tokenizer.inner, eos_token_ids=set(pair.eos_ids))
+    options: Any = {"block_size": call.block_size, "max_tokens": call.max_tokens}
+    options["temperature"] = call.temperature
+    mx.random.seed(call.seed)
+    with pytest.MonkeyPatch.context() as patch:
+        if pair.scripted:
+            patch.setattr(module.MlxPair, "open_drafts", lambda *_: pair.open_drafts(0))
+        found = list(stream_generate(pair.objects["model"], draft, tokenizer, prompt, **options))
+    text = "".join(response.text for response in found)
+    tokens = [token for response in found for token in response.tokens]
+    return Outcome(text, tokens, found[-1].finish_reason)
+
+
 TORCH: dict[str, Any] = {
     "backends": ("torch",),
     "strings": False,
     "options": False,
     "seed": _torch_seed,
+}
+MLX: dict[str, Any] = {
+    "backends": ("mlx",),
+    "strings": False,
+    "options": False,
+    "seed": _mlx_seed,
 }
 ENTRIES = [
     Entry("dflash.Engine.generate", generate, any_block=True),
@@ -207,4 +244,5 @@ ENTRIES = [
     Entry("dflash.speculative.SpeculativeDecoder.stream", speculative_stream),
     Entry("dflash.model.dflash_generate", facade_function, **TORCH),
     Entry("dflash.DFlashDraftModel.spec_generate", facade_method, **TORCH),
+    Entry("dflash.model_mlx.stream_generate", facade_mlx, **MLX),
 ]

@@ -16,6 +16,7 @@ from dflash.convert.folder import read_files
 from dflash.convert.tensor import Tensor
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import CheckpointError, ConfigError, WeightsError
+from tests.backends.drafts import save_draft, tiny_draft2
 from tests.convert.drafts import (
     DIM,
     HEADS,
@@ -126,6 +127,16 @@ def test_the_targets_tables_come_along_and_are_left_out_again(tmp_path: Path) ->
     assert there["lm_head.weight"].equals(tables["lm_head.weight"])
     convert(tmp_path / "there", "hf", tmp_path / "back", target=target)
     assert_same_tensors(stored(source), stored(tmp_path / "back"))
+
+
+@pytest.mark.parametrize("layout", ["hf", "speculators", "mlx"])
+def test_a_dflash2_draft_comes_back_bit_for_bit(tmp_path: Path, layout: str) -> None:
+    source = save_draft(tiny_draft2(3), tmp_path / "source")
+    there = convert(source, layout, tmp_path / "there")
+    assert (there.kind, there.trial.difference) == ("dflash2", 0.0)
+    convert(there.out, "hf", tmp_path / "back")
+    assert_same_tensors(stored(source), stored(tmp_path / "back"))
+    assert_same_spec(source, tmp_path / "back")
 
 
 @pytest.mark.parametrize("place", ["specforge", "top", "nowhere"])

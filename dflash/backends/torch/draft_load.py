@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dflash.backends.torch.bridge import Bridge, make_bridge
-from dflash.backends.torch.checkpoint import fetch
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.dflash_session import DFlashSession, Tables
 from dflash.backends.torch.draft_weights import load_weights
 from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.packed import PackReport, pack_model
+from dflash.checkpoint import fetch
 from dflash.doctor.static import Choice, TargetFacts, check_pair, insist
 from dflash.doctor.static.name import tokenizer_digest
 from dflash.doctor.static.template import template_digest

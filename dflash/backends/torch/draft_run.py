@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 class TorchDraftRunner:
     """Runs draft folders in float32 on the CPU."""
 
-    kinds = ("dflash",)
+    kinds = ("dflash", "dflash2")
 
     def hidden_states(self, folder: Path, features: Floats, block: Floats) -> Floats:
         """Final states [B, H] of block rows [B, H] after context features [T, M*Ht]."""

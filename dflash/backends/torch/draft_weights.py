@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dflash.backends.torch.checkpoint import PICKLES, count_weights, weight_files
 from dflash.backends.torch.dflash import DFlashDraftModel, make_rotary
 from dflash.backends.torch.kinds import KINDS
+from dflash.checkpoint import PICKLES, count_weights, weight_files
 from dflash.drafts.spec import DraftSpec
 from dflash.errors import CheckpointError, WeightsError
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from dflash.backends.torch.attention import group_attention
 from dflash.backends.torch.cache import make_cache
-from dflash.backends.torch.checkpoint import count_weights, read_config, require_target, resolve
+from dflash.backends.torch.checkpoint import resolve
 from dflash.backends.torch.forward import make_forward
 from dflash.backends.torch.fused import FuseReport, differs, fuse_model
 from dflash.backends.torch.fused import why_not as why_not_fused
@@ -24,6 +24,7 @@ from dflash.backends.torch.memory import guard, require
 from dflash.backends.torch.packed import PackReport, joint_report, pack_model
 from dflash.backends.torch.reading import FiniteCheck, quiet, read_model, read_tokenizer
 from dflash.backends.torch.rollback_check import check_state
+from dflash.checkpoint import count_weights, read_config, require_target
 from dflash.errors import CheckpointError, ConfigError
 
 ROWS, MORE = 9, 3  # of the check of fused layers: a prompt, then a few rows behind it

@@ -14,9 +14,9 @@ from dflash.backends.torch.draft_load import LoadedDraft, load_draft
 from dflash.backends.torch.load import LoadedTarget, load_target
 from dflash.backends.torch.memory import kv_bytes, require
 from dflash.backends.torch.target import TorchTargetSession
-from dflash.backends.torch.tokenizer import ModelTokenizer
 from dflash.config import LoadConfig
 from dflash.core.protocols import DraftSession
+from dflash.hf_tokenizer import ModelTokenizer
 
 
 class TorchPair:

@@ -1,17 +1,18 @@
 """Rotary position embedding of a draft: default, linear, YaRN and Llama 3 frequencies.
 
 Frequencies stay float32 whatever the weights are: in bfloat16 they drift at long positions.
-Sources: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071, sections 3.2 to 3.4).
+What they are is in `dflash.drafts.rope`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from dflash.drafts.rope import inverse_frequencies
 
 CosSin: TypeAlias = tuple[Tensor, Tensor]
 
@@ -27,7 +28,7 @@ class Rotary(nn.Module):
         size = int(head_dim * rope["partial_rotary_factor"])
         self.interleaved = interleaved
         frequencies, self.scale = inverse_frequencies(size - size % 2, rope)
-        self.register_buffer("inv_freq", frequencies, persistent=False)
+        self.register_buffer("inv_freq", torch.tensor(frequencies), persistent=False)
 
     def forward(self, positions: Tensor) -> CosSin:
         """[.., n] integer positions to cosine and sine, float32 [.., n, rotated size]."""
@@ -58,58 +59,3 @@ def rotate(x: Tensor, rope: CosSin, *, interleaved: bool = False) -> Tensor:
         turned = torch.cat((-right, left), dim=-1)
     turning = (turning * cos + turned * sin).to(x.dtype)
     return torch.cat((turning, rest), dim=-1) if rest.shape[-1] else turning
-
-
-def inverse_frequencies(size: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Inverse frequencies, float32 [size / 2], and the factor on cosine and sine."""
-    theta, kind = rope["rope_theta"], rope["rope_type"]
-    exponent = torch.arange(0, size, 2, dtype=torch.float64) / size
-    plain: Tensor = theta**-exponent
-    if kind == "default":
-        return plain.float(), 1.0
-    factor = float(rope["factor"])
-    if kind == "linear":
-        return (plain / factor).float(), 1.0
-    if kind == "llama3":
-        return _llama3(plain, factor, rope).float(), 1.0
-    assert kind == "yarn", f"rope_type {kind} was let through"
-    return _yarn(plain, size, factor, rope).float(), _yarn_scale(factor, rope)
-
-
-def _llama3(plain: Tensor, factor: float, rope: Mapping[str, Any]) -> Tensor:
-    """Long waves are stretched, short ones kept, those between blended."""
-    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
-    blended: Tensor = plain * keep + plain / factor * (1 - keep)
-    return blended
-
-
-def _yarn(plain: Tensor, size: int, factor: float, rope: Mapping[str, Any]) -> Tensor:
-    """Dimensions that turn often are kept, those that turn seldom are interpolated."""
-    original = rope["original_max_position_embeddings"]
-    theta = rope["rope_theta"]
-
-    def dimension(turns: float) -> float:
-        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = dimension(rope.get("beta_fast") or 32)
-    high = dimension(rope.get("beta_slow") or 1)
-    if rope.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
-    index = torch.arange(size // 2, dtype=torch.float64)
-    interpolate = ((index - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return plain * (1 - interpolate) + plain / factor * interpolate
-
-
-def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
-    given = rope.get("attention_factor")
-    if given is not None:
-        return float(given)
-
-    def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    over, under = rope.get("mscale"), rope.get("mscale_all_dim")
-    return magnitude(over) / magnitude(under) if over and under else magnitude(1.0)

@@ -11,9 +11,9 @@ from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.draft_load import LoadedDraft, load_draft, make_tables, target_facts
 from dflash.backends.torch.load import LoadedTarget, wrap_target
 from dflash.backends.torch.pair import TorchPair
-from dflash.backends.torch.tokenizer import ModelTokenizer
 from dflash.doctor.static import Choice, check_pair, insist
 from dflash.errors import ConfigError, PromptError
+from dflash.hf_tokenizer import ModelTokenizer
 
 
 class NoText:

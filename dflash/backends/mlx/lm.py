@@ -1,0 +1,129 @@
+"""Everything that is asked of mlx-lm's inside, in one place, for it moves between releases.
+
+Names are looked up, never imported, where that suffices: classes of caches by their name, modules
+by what they have. Nothing of mlx-lm is replaced: not a class, not a function, not a model's method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import mlx.core as mx
+
+from dflash.errors import CheckpointError
+
+LOAD_ERRORS = (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, AttributeError)
+_TURN = RLock()  # forwards are written down one at a time: that takes microseconds a layer
+_INSIDE = ("model", "language_model", "backbone", "transformer")
+
+
+def load(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """``(model, tokenizer)`` as mlx-lm loads them. Raises CheckpointError."""
+    import mlx_lm
+
+    try:
+        found = mlx_lm.load(str(folder), tokenizer_config={"trust_remote_code": trust_remote_code})
+    except LOAD_ERRORS as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"mlx-lm cannot load {folder}: {first}") from error
+    return found[0], found[1]
+
+
+def stack_of(model: Any) -> Any:
+    """The module that has the decoder layers and the embedding. Raises CheckpointError."""
+    queue = [model]
+    while queue:
+        module = queue.pop(0)
+        if isinstance(_get(module, "layers"), list) and _get(module, "embed_tokens") is not None:
+            return module
+        queue += [part for part in (_get(module, name) for name in _INSIDE) if part is not None]
+    raise CheckpointError(
+        f"{type(model).__module__} has no decoder layers beside an embedding where they are looked "
+        "for, so its hidden states cannot be tapped. Use it with --draft none, or another target"
+    )
+
+
+def head_of(model: Any) -> Any:
+    """The callable ``[.., Ht] -> [.., V]`` that ends the model, without a soft cap."""
+    queue = [model]
+    while queue:
+        module = queue.pop(0)
+        if callable(_get(module, "lm_head")):
+            return module.lm_head
+        queue += [part for part in (_get(module, name) for name in _INSIDE) if part is not None]
+    return stack_of(model).embed_tokens.as_linear
+
+
+def _get(module: Any, name: str) -> Any:
+    """An attribute that is not a property in disguise of another module's list."""
+    found = module.get(name) if isinstance(module, dict) else None
+    return getattr(module, name, None) if found is None and name == "lm_head" else found
+
+
+def new_caches(model: Any) -> list[Any]:
+    """mlx-lm's own caches for ``model``, one a layer, empty."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    return list(make_prompt_cache(model))
+
+
+def causal_mask(rows: int, before: int, window: int, *, always: bool = False) -> Any:
+    """What attention takes for ``rows`` after ``before`` shown ones: a mask [rows, keys] or a word.
+
+    ``window`` counts the query's own place; ``always`` makes a mask where a word would do.
+    """
+    if before + rows <= window and not always:
+        return None if rows == 1 else "causal"
+    keys = mx.arange(before + rows)
+    queries = mx.arange(before, before + rows)[:, None]
+    return (keys <= queries) & (keys > queries - window)
+
+
+class Tap:
+    """Stands in for a decoder layer for one forward, and remembers what it gave."""
+
+    def __init__(self, layer: Any) -> None:
+        """``layer`` does the work."""
+        self.layer = layer
+        self.state: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's result, unchanged."""
+        found = self.layer(*args, **kwargs)
+        self.state = found[0] if isinstance(found, tuple) else found
+        return found
+
+    def rows(self, start: int) -> Any:
+        """``[n, Ht]``: the state from row ``start`` on (batch 1)."""
+        assert self.state is not None, "the forward passed this layer by"
+        return self.state[0, start:]
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model asks of its layers (is it linear, which window)."""
+        if name in ("layer", "state"):  # not set yet: a copy in progress
+            raise AttributeError(name)
+        return getattr(self.layer, name)
+
+
+@contextmanager
+def tapped(model: Any, layers: tuple[int, ...]) -> Iterator[list[Tap]]:
+    """Taps on ``layers`` of this model object while a forward is written down (not run: lazy).
+
+    The model's own list of layers holds them, and holds its layers again afterwards. Threads
+    take turns; other models, of the same class too, never notice.
+    """
+    with _TURN:
+        held: list[Any] = stack_of(model).layers if layers else []
+        own = {layer: held[layer] for layer in layers}
+        taps = {layer: Tap(module) for layer, module in own.items()}
+        try:
+            for layer, tap in taps.items():
+                held[layer] = tap
+            yield [taps[layer] for layer in layers]
+        finally:
+            for layer, module in own.items():
+                held[layer] = module

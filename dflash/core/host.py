@@ -1,0 +1,112 @@
+"""Blocks judged and drafted on the host, for backends whose logits lie there.
+
+The reference rules put together: options on every row, then the rule, then log-probabilities; and
+for a draft the same options on its own rows, then a token a row. Device backends have forms of
+their own and are held to this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash.core import noise
+from dflash.core.accept import choose, distribution, draw, judge
+from dflash.core.logits import changes_logits, logprob, process
+from dflash.core.noise import Stream
+from dflash.core.types import Logprob, Request
+
+Rows = NDArray[np.floating]
+
+
+class Ruling(NamedTuple):
+    """What the target says of a block."""
+
+    tokens: list[int]  # accepted + 1, the last is the target's own
+    accepted: int
+    notes: list[Logprob] | None = None
+
+
+class Drafted(NamedTuple):
+    """What a draft says; fewer rows than were asked where the options leave nothing to say."""
+
+    tokens: list[int]
+    q: NDArray[np.float64] | None = None  # [rows, V]; None = one-hot
+
+
+def rule(
+    logits: Rows,  # [n + 1, V]; more rows may follow
+    request: Request,
+    output: Sequence[int],
+    drafted: Sequence[int] = (),
+    q: NDArray[np.float64] | None = None,  # [n, V]
+) -> Ruling:
+    """Judge ``drafted`` after the committed ``output``. Raises ConfigError when no token is left"""
+    sampling = request.sampling
+    places = range(len(drafted) + 1)
+    if sampling.temperature > 0 and sampling.rule != "match":
+        rows = (options(logits[i], request, output, drafted[:i]) for i in places)
+        p = np.stack([distribution(row, sampling) for row in rows])
+        accepted, own = judge(drafted, p, q, sampling, len(output))
+        tokens = [*drafted[:accepted], own]
+    else:
+        tokens = list(_matched(logits, request, output, drafted))
+    notes = None
+    if sampling.logprobs is not None:
+        pairs = zip(logits, tokens, strict=False)
+        notes = [logprob(row, token, sampling.logprobs) for row, token in pairs]
+    return Ruling(tokens, len(tokens) - 1, notes)
+
+
+def _matched(
+    logits: Rows, request: Request, output: Sequence[int], drafted: Sequence[int]
+) -> Iterator[int]:
+    """The target's own tokens, up to the first that was not drafted."""
+    plain = request.sampling.temperature == 0 and not changes_logits(request)
+    best = logits[: len(drafted) + 1].argmax(axis=-1).tolist() if plain else []
+    for place in range(len(drafted) + 1):
+        if plain:
+            token: int = best[place]  # the lowest id on ties
+        else:
+            row = options(logits[place], request, output, drafted[:place])
+            token = choose(row, request.sampling, len(output) + place)
+        yield token
+        if place < len(drafted) and token != drafted[place]:
+            return
+
+
+def propose(logits: Rows, request: Request, output: Sequence[int]) -> Drafted:
+    """A token of each row of a draft's ``logits`` [n, V], drawn as the request says.
+
+    What the target may not say is not drafted. It ends before a row without a token, and after a
+    stop id where a grammar looks on; neither depends on what was drawn at that place.
+    """
+    sampling = request.sampling
+    if sampling.temperature == 0 and not changes_logits(request):
+        return Drafted(logits.argmax(axis=-1).tolist())
+    tokens: list[int] = []
+    kept: list[NDArray[np.float64]] = []
+    greedy = sampling.temperature == 0 or sampling.greedy_drafts
+    for place, raw in enumerate(logits):
+        row = options(raw, request, output, tokens)
+        if not np.isfinite(row.max()):
+            break
+        if greedy:
+            tokens.append(int(row.argmax()))
+        elif sampling.rule == "match":
+            tokens.append(choose(row, sampling, len(output) + place))
+        else:
+            kept.append(distribution(row, sampling))
+            key = (sampling.seed, sampling.sample, Stream.DRAFT, len(output), place + 1)
+            tokens.append(draw(kept[-1], float(noise.coins(*key)[-1])))
+        if request.grammar is not None and tokens[-1] in request.stop_ids:
+            break
+    return Drafted(tokens, np.stack(kept) if kept else None)
+
+
+def options(row: Rows, request: Request, output: Sequence[int], draft: Sequence[int]) -> Rows:
+    """``row`` [V] as the request's options change it; as it is where there are none."""
+    return process(row, request, output, draft) if changes_logits(request) else row

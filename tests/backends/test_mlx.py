@@ -1,0 +1,287 @@
+"""The MLX backend beside mlx-lm's own generation and beside torch, on tiny random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx_lm")
+pytest.importorskip("torch")
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from dflash import opening
+from dflash.backends.mlx import open_pair, target
+from dflash.backends.mlx.cache import Caches, SlidingCache
+from dflash.backends.mlx.draft_run import RUNNER as MLX_RUNNER
+from dflash.backends.mlx.lm import tapped
+from dflash.backends.mlx.target import MlxTargetSession
+from dflash.backends.torch import open_pair as open_torch
+from dflash.backends.torch.draft_run import RUNNER as TORCH_RUNNER
+from dflash.backends.toy import ScriptedDraft
+from dflash.config import LoadConfig
+from dflash.core.decode import decode
+from dflash.core.policy import Fixed
+from dflash.core.types import Proposal, Request, Sampling, Step
+from dflash.engine import Engine
+from dflash.registry import PROBES
+from tests.backends.drafts import ODDITIES, save_draft, tiny_draft, tiny_draft2
+from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
+from tests.conformance.backends import Plain
+from tests.core.toys import ticks, tokens_of
+
+pytestmark = [pytest.mark.mlx, pytest.mark.torch]
+
+PROMPT = [71, 103, 35, 90, 120, 33, 64, 9, 18, 27, 36]
+SCRIPT = (1, 3, 0, 7, 2)
+
+
+def hybrid(seed: int = 0) -> Any:
+    """Three gated-delta layers and one of full attention."""
+    from mlx_lm.models import qwen3_5
+
+    text = {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 256,
+        "max_position_embeddings": 512,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+        },
+    }
+    made = qwen3_5.Model(
+        qwen3_5.ModelArgs.from_dict({"model_type": "qwen3_5", "text_config": text})
+    )
+    mx.random.seed(seed)
+    weights = [
+        (name, mx.random.normal(w.shape) * (0.3 if w.ndim > 1 else 0.1) + (w.ndim == 1))
+        for name, w in tree_flatten(made.parameters())
+    ]
+    made.load_weights(weights)
+    mx.eval(made.parameters())
+    return made
+
+
+def plain(model: Any) -> Plain:
+    return Plain(lambda tokens: np.array(model(mx.array([list(tokens)]))[0, -1]))
+
+
+def run(
+    session: MlxTargetSession, said: Plain, request: Request, vocabulary: int, block: int = 6
+) -> list[Step]:
+    draft = ScriptedDraft(said.ahead, vocabulary, SCRIPT, 15)
+    return list(decode(request, session, [draft], Fixed(block), ticks()))
+
+
+def test_a_hybrid_says_what_it_says_plainly_at_every_acceptance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = hybrid()
+    said, request = plain(model), Request(PROMPT, 40)
+    for replay in (0, 16):  # tokens owed run in a forward of their own, or beside the block
+        monkeypatch.setattr(target, "REPLAY", replay)
+        steps = run(MlxTargetSession(model, (0, 2)), said, request, 256)
+        assert tokens_of(steps) == said.run(request)[0]
+        rounds = [step for step in steps if step.rows]
+        right = [min(SCRIPT[i % len(SCRIPT)], step.rows) for i, step in enumerate(rounds)]
+        assert [step.accepted for step in rounds] == right
+
+
+def test_without_the_rewind_a_hybrid_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hybrid()
+    said, request = plain(model), Request(PROMPT, 40)
+    monkeypatch.setattr(Caches, "restore", lambda self, length, _state: self.trim(length))
+    assert tokens_of(run(MlxTargetSession(model, ()), said, request, 256)) != said.run(request)[0]
+
+
+def test_a_hybrid_resumes_where_its_state_is_known() -> None:
+    model = hybrid()
+    said, session = plain(model), MlxTargetSession(model, (1,), chunk=4)
+    first = Request(PROMPT, 12)
+    text = tokens_of(run(session, said, first, 256))
+    for prompt in ([*PROMPT, *text, 5, 6], [*PROMPT[:6], 200, 3]):
+        request = Request(prompt, 10)
+        twin = session.fork()
+        reuse = session.holds(prompt, len(prompt) - 1)
+        for one in (session, twin):
+            draft = ScriptedDraft(said.ahead, 256, SCRIPT, 15)
+            draft.holds = lambda _, most: most  # type: ignore[method-assign]
+            found = list(decode(request, one, [draft], Fixed(4), ticks(), reuse))
+            assert tokens_of(found) == said.run(request)[0]
+
+
+def save(family: Any, folder: Path) -> Path:
+    """A tiny target's folder, with what mlx-lm asks for in it."""
+    save_target(tiny_target(family), tiny_tokenizer(), folder)
+    if family == "gemma3":  # mlx-lm counts layers where transformers lists their types
+        keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**keys, "sliding_window_pattern": 2}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("gemma3", tmp_path_factory.mktemp("gemma3"))
+
+
+def test_a_sliding_target_goes_back_past_its_window(sliding: Path) -> None:
+    pair = open_pair(LoadConfig(str(sliding), backend="mlx", dtype="float32"))
+    said, request = plain(pair.target.model), Request(PROMPT, 60)
+    session = pair.open_target(0)
+    assert any(isinstance(cache, SlidingCache) for cache in session._caches.layers)
+    assert tokens_of(run(session, said, request, 512)) == said.run(request)[0]
+
+
+def test_a_sliding_cache_forgets_old_rows_and_says_how_far_back_it_can() -> None:
+    cache, rows = SlidingCache(8, spare=4), mx.arange(40.0).reshape(1, 1, 40, 1)
+    for start in range(0, 40, 2):
+        keys, _ = cache.update_and_fetch(*[rows[:, :, start : start + 2]] * 2)
+        seen = min(start, 7) + 2
+        assert keys[0, 0, :, 0].tolist() == list(range(start + 2 - seen, start + 2))
+    assert cache.keys.shape[2] <= 8 + 2 * 4 + 2
+    back = 40 - cache.floor
+    assert back >= 4
+    cache.trim(back)
+    keys, _ = cache.update_and_fetch(*[rows[:, :, 40 - back : 41 - back]] * 2)
+    assert keys[0, 0, :, 0].tolist() == list(range(33 - back, 41 - back))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_greedy_ids_are_those_of_mlx_lm_and_of_torch(tmp_path: Path, family: str) -> None:
+    folder = save(family, tmp_path)
+    options: Any = {"max_tokens": 32, "chat_template": False, "ignore_eos": True}
+    with Engine(open_torch(LoadConfig(str(folder), device="cpu", dtype="float32"))) as engine:
+        wanted = list(engine.generate(PROMPT, **options).token_ids)
+    pair = open_pair(LoadConfig(str(folder), backend="mlx", dtype="float32"))
+    with Engine(pair) as engine:
+        assert list(engine.generate(PROMPT, **options).token_ids) == wanted
+        from mlx_lm.generate import generate_step
+
+        steps = generate_step(mx.array(PROMPT), pair.target.model, max_tokens=32)
+        assert [int(token) for token, _ in steps] == wanted
+
+
+@pytest.mark.parametrize("oddity", [*ODDITIES, "dflash2"])
+def test_a_draft_says_on_mlx_what_it_says_on_torch(tmp_path: Path, oddity: str) -> None:
+    made = tiny_draft2(3) if oddity == "dflash2" else tiny_draft(3, **ODDITIES[oddity])
+    folder = save_draft(made, tmp_path / "draft")
+    numbers = np.random.default_rng(1)
+    features = numbers.standard_normal((19, 128)).astype(np.float32)
+    block = numbers.standard_normal((8, 64)).astype(np.float32)
+    theirs = TORCH_RUNNER.hidden_states(folder, features, block)
+    ours = MLX_RUNNER.hidden_states(folder, features, block)
+    assert np.abs(theirs).max() > 0.5
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize("make, window", [(tiny_draft, None), (tiny_draft, 5), (tiny_draft2, None)])
+def test_drafted_tokens_are_those_of_torch_round_by_round(
+    tmp_path: Path, make: Any, window: int | None
+) -> None:
+    target_ = str(save_target(tiny_target("llama"), tiny_tokenizer(), tmp_path / "target"))
+    draft = str(save_draft(make(3), tmp_path / "draft"))
+    load = LoadConfig(target_, draft, dtype="float32", draft_sliding_window_size=window)
+    found = []
+    for pair in (open_torch(load), open_pair(load)):
+        sessions, drafted = (pair.open_target(128), pair.open_drafts(128)), []
+        propose = sessions[1][0].propose
+
+        def keep(plan: Any, propose: Any = propose, drafted: Any = drafted) -> Proposal[Any]:
+            proposal = propose(plan)
+            drafted.append([int(token) for token in proposal.tokens])
+            return proposal
+
+        sessions[1][0].propose = keep  # type: ignore[method-assign]
+        list(decode(Request(PROMPT, 24), sessions[0], sessions[1], Fixed(6), ticks()))
+        found.append(drafted)
+    assert found[0] == found[1]
+    assert len(found[0]) > 3
+
+
+def test_two_models_with_other_taps_live_side_by_side() -> None:
+    one, two = hybrid(1), hybrid(2)
+    stacks = [model.language_model.model for model in (one, two)]
+    layers = [list(map(id, stack.layers)) for stack in stacks]
+    request = Request(PROMPT, 1)
+    alone = [
+        next(iter(MlxTargetSession(model, taps).prefill(request, 0)))
+        for model, taps in ((one, (0,)), (two, (3, 1)))
+    ]
+    with tapped(one, (0,)), tapped(two, (3, 1)):
+        assert [list(map(id, stack.layers)) for stack in stacks] != layers
+    first, second = MlxTargetSession(one, (0,)), MlxTargetSession(two, (3, 1))
+    both = [next(iter(session.prefill(request, 0))) for session in (first, second)]
+    for a, b in zip(alone, both, strict=True):
+        assert a.features is not None
+        assert mx.array_equal(a.features, b.features)
+    assert [list(map(id, stack.layers)) for stack in stacks] == layers
+    assert both[1].features.shape == (len(PROMPT), 128)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_a_dflash2_draft_samples_in_order_and_the_text_is_the_targets(
+    tmp_path: Path, rule: Any
+) -> None:
+    folder = save_target(tiny_target("llama"), tiny_tokenizer(), tmp_path / "target")
+    draft = save_draft(tiny_draft2(3), tmp_path / "draft")
+    pair = open_pair(LoadConfig(str(folder), str(draft), backend="mlx", dtype="float32"))
+    request = Request(PROMPT, 24, sampling=Sampling(0.9, seed=5, rule=rule))
+    sessions = pair.open_target(0), pair.open_drafts(0)
+    steps = list(decode(request, *sessions, Fixed(6), ticks()))
+    assert len(tokens_of(steps)) == 24
+    if rule == "match":
+        assert tokens_of(steps) == plain(pair.target.model).run(request)[0]
+
+
+def test_the_audit_and_the_doctor_look_at_a_pair(sliding: Path, tmp_path: Path) -> None:
+    draft = save_draft(tiny_draft(3), tmp_path / "draft")
+    pair = open_pair(LoadConfig(str(sliding), str(draft), backend="mlx", dtype="float32"))
+    probe = PROBES.load("mlx")(pair)
+    wanted = np.array(pair.target.model(mx.array([PROMPT]))[0, -1])
+    np.testing.assert_allclose(probe.logits(PROMPT), wanted, atol=1e-4)
+    assert (probe.dtype, probe.layers, probe.spec) == ("float32", 4, pair.draft.spec)
+    changed = probe.variant(taps=(0, 1))
+    assert changed.draft.spec.taps == (0, 1)
+    assert mx.array_equal(changed.draft.model.fc.weight, pair.draft.model.fc.weight)
+    assert len(probe.norms()) == 2 + 4 * 2
+    assert probe.findings() is not None
+
+
+def test_options_are_those_of_the_reference(sliding: Path) -> None:
+    pair = open_pair(LoadConfig(str(sliding), backend="mlx", dtype="float32"))
+    said = plain(pair.target.model)
+    sampling = Sampling(0.8, 12, 0.9, seed=4, repetition_penalty=1.3, min_p=0.02, bad_words=((7,),))
+    request = Request(PROMPT, 16, sampling=sampling)
+    assert tokens_of(run(pair.open_target(0), said, request, 512)) == said.run(request)[0]
+
+
+def test_apple_silicon_takes_mlx_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = LoadConfig("some/target", "some/draft")
+    assert opening.backend_of(load) == "torch"
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert opening.backend_of(load) == "mlx"
+    assert opening.backend_of(LoadConfig("some/target", device="mps")) == "torch"
+    assert opening.backend_of(LoadConfig("toy")) == "toy"
+    assert opening.backend_of(LoadConfig("some/target", backend="torch")) == "torch"
