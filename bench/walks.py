@@ -19,9 +19,7 @@ from typing import Any
 
 import torch
 
-import dflash
 from bench import record, sets
-from bench.acceptance import generate
 from dflash.backends.torch.draft_load import load_draft
 from dflash.backends.torch.load import LoadedTarget, load_target
 from dflash.demo import demo_target
@@ -35,22 +33,47 @@ Texts = dict[str, list[Conversation]]
 SEEN = 320  # tokens of a conversation that count towards a vocabulary
 
 
-def texts(flags: Any) -> Texts:
+def texts(flags: Any, target: LoadedTarget) -> Texts:
     """Greedy texts of each set, those in circles left out; from ``--texts`` if they are there."""
     if not flags.texts.is_file():
-        kept: dict[str, list[dict[str, Any]]] = {}
-        with dflash.load(flags.target, flags.draft, threads=flags.threads) as engine:
-            for name in flags.sets.split(","):
-                prompts = sets.load(name, flags.prompts_per_set)
-                made = generate(engine, prompts, flags.tokens, 4)
-                kept[name] = [
-                    {"prompt": engine.encode(prompt.text), "text": list(text.ids)}
-                    for prompt, text in zip(prompts, made, strict=True)
-                    if not record.in_circles(text.ids)
-                ]
-        record.write(flags.texts, kept)
+        record.write(
+            flags.texts,
+            {
+                name: plain(target, sets.load(name, flags.prompts_per_set), flags.tokens)
+                for name in flags.sets.split(",")
+            },
+        )
     rows = json.loads(flags.texts.read_text(encoding="utf-8"))
     return {name: [conversation(**row) for row in found] for name, found in rows.items()}
+
+
+def plain(
+    target: LoadedTarget, prompts: Sequence[sets.Prompt], tokens: int
+) -> list[dict[str, list[int]]]:
+    """Texts by plain decoding, all prompts side by side: on a CPU ten times the engine's pace."""
+    tokenizer: Any = target.tokenizer
+    every = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt.text}],
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        for prompt in prompts
+    ]
+    width = max(map(len, every))
+    padded = torch.tensor([[0] * (width - len(ids)) + ids for ids in every])
+    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in every])
+    with torch.inference_mode():
+        out = target.model.generate(
+            padded, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0
+        )
+    made = []
+    for ids, row in zip(every, out[:, width:].tolist(), strict=True):
+        ends = [place for place, token in enumerate(row, 1) if token in target.eos_ids]
+        text = row[: ends[0]] if ends else row
+        if not record.in_circles(text):
+            made.append({"prompt": ids, "text": text})
+    return made
 
 
 def conversation(prompt: Sequence[int], text: Sequence[int]) -> Conversation:
@@ -89,9 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     torch.set_num_threads(flags.threads)
-    found = texts(flags)
     name = str(demo_target()) if flags.target == "demo" else flags.target
     target = load_target(name, device="cpu", dtype="float32", pack=False)
+    found = texts(flags, target)
     heads = {label: head_of(target, ids) for label, ids in vocabularies(flags, target).items()}
     result: dict[str, dict[str, Score]] = {}
     with TemporaryDirectory() as folder:

@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 import dflash  # noqa: E402 - after the check for torch
 from bench import demo, identical, walks  # noqa: E402 - after the check for torch
 from bench.arms import plain_transformers, transformers_arm  # noqa: E402
+from bench.sets import Prompt  # noqa: E402
+from dflash.backends.torch.load import load_target  # noqa: E402
 from tests.backends.tiny import (  # noqa: E402
     reference_generate,
     save_target,
@@ -108,3 +110,13 @@ def test_walks_over_a_text_are_what_generation_accepts(
                 stats.rounds,
                 stats.completion_tokens - 1,
             )
+
+
+def test_texts_made_side_by_side_are_each_prompts_own(folder: Path) -> None:
+    target = load_target(str(folder), device="cpu", dtype="float32", pack=False)
+    prompts = [Prompt(str(i), "made up", text) for i, text in enumerate(["hi", "how are you?"])]
+    made = walks.plain(target, prompts, 12)
+    model = tiny_target()
+    for row in made:
+        assert row["text"] == reference_generate(model, row["prompt"], 12, eos={0})
+    assert len(made[0]["prompt"]) != len(made[1]["prompt"])
