@@ -154,6 +154,11 @@ class GenerateConfig:
             raise ConfigError(
                 f"draft_path must be one of {', '.join(PATHS)}, got {self.draft_path!r}"
             )
+        if self.draft_path == "best" and self.draft_p_min:
+            raise ConfigError(
+                'draft_p_min stops a walk, and draft_path="best" chooses a whole path: give one of '
+                "the two"
+            )
         rate = self.min_acceptance_rate
         if rate is not None:
             checks.within(

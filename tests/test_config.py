@@ -270,3 +270,17 @@ def test_a_least_acceptance_rate_is_for_fixed_blocks():
     assert GenerateConfig(min_acceptance_rate=0.3).block == 5
     assert GenerateConfig(min_acceptance_rate=0.3, block_size=3).block == 3
     assert GenerateConfig(min_acceptance_rate=0.3, draft_tokens=6).block == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"draft_path": "viterbi"}, "walk, best"),
+        ({"draft_p_min": -0.1}, "draft_p_min"),
+        ({"draft_p_min": 1.5}, "draft_p_min"),
+        ({"draft_path": "best", "draft_p_min": 0.2}, "give one of the two"),
+    ],
+)
+def test_how_drafts_choose_is_checked(options, words):
+    with pytest.raises(ConfigError, match=words):
+        GenerateConfig(**options)
