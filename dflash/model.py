@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from dflash.errors import ConfigError, MissingBackend
 from dflash.prompt import encode
@@ -32,7 +32,6 @@ from dflash.backends.torch.dflash import DFlashDraftModel as Module
 from dflash.backends.torch.dflash2 import DFlash2DraftModel as Module2
 from dflash.backends.torch.draft_load import resolve_draft
 from dflash.backends.torch.draft_weights import load_weights
-from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import wrap_target
 from dflash.config import GenerateConfig, LoadConfig, token_ids
 from dflash.datasets import load_and_process_dataset
@@ -70,6 +69,8 @@ class DFlashDraftModel(Module):
     native size), ``mask_token_id``, ``target_layer_ids``, ``sliding_window_size`` (context rows the
     draft keeps; None = as trained).
     """
+
+    kind: ClassVar[str] = "dflash"
 
     def __init__(self, spec: DraftSpec) -> None:
         """Weights are NaN until loaded; use ``from_pretrained``."""
@@ -113,7 +114,7 @@ class DFlashDraftModel(Module):
         del trust_remote_code, attn_implementation
         folder = resolve_draft(str(path))
         spec = read_spec(folder, taps=taps)
-        if KINDS.load(spec.kind).module not in cls.__mro__:
+        if spec.kind != cls.kind:
             advice = NAMED.get(spec.kind, "dflash.load")
             raise ConfigError(f"{path} is a draft of kind {spec.kind!r}: use {advice}")
         kind = dtype_of(torch_dtype if torch_dtype is not None else dtype, spec)
@@ -225,6 +226,8 @@ class DFlashDraftModel(Module):
 
 class DFlash2DraftModel(DFlashDraftModel, Module2):
     """A DFlash2 draft: the same, with convolutions and a selector of candidates."""
+
+    kind: ClassVar[str] = "dflash2"
 
 
 def dflash_generate(
