@@ -1,7 +1,7 @@
 """Whether speculation changes the text: ids with the draft against ids without, in float32.
 
     python -m bench.identical --prompts 200 --tokens 96
-    python -m bench.identical --prompts 60 --tokens 64 --way constrained --block-size auto
+    python -m bench.identical --prompts 60 --tokens 64 --way greedy,constrained --block-size 4,auto
 
 ``dflash verify`` over the prompt sets, with the conditions of the run written down: at a first
 difference the target alone judges both continuations in a pass of one row. Two logits within 1e-3
@@ -21,7 +21,7 @@ from rich.progress import track
 import dflash
 from bench import record, sets
 from dflash.config import parse_block_size
-from dflash.verify.compare import Comparison, outcomes
+from dflash.verify.compare import Comparison, Outcome, judged
 from dflash.verify.gap import Judge
 
 SCHEMA = {
@@ -46,24 +46,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = record.parser(__doc__, tokens=96, prompts=40)
     parser.add_argument("--prompts", type=int, default=200, help="of all sets, in turn")
     parser.add_argument("--skip", type=int, default=0, help="the first N, for a run in parts")
-    parser.add_argument("--block-size", type=parse_block_size, default=8, help="N or auto")
-    parser.add_argument("--way", choices=WAYS, default="greedy", help="how the text is decoded")
+    parser.add_argument("--block-size", default="8", help="N or auto; several with commas")
+    parser.add_argument("--way", default="greedy", help=f"of {', '.join(WAYS)}; or several")
     flags = parser.parse_args(arguments)
-    before = record.conditions(flags.threads)
-    prompts = track(sets.mixed(flags.prompts)[flags.skip :], transient=True)
-    settings = {"max_tokens": flags.tokens, "block_size": flags.block_size, **WAYS[flags.way]}
+    before, blocks = record.conditions(flags.threads), _blocks(flags.block_size)
+    found: dict[tuple[str, Any], list[Outcome]] = {}
     with dflash.load(flags.target, flags.draft, threads=flags.threads, dtype="float32") as engine:
-        result = Comparison(tuple(outcomes(engine, prompts, settings, Judge(engine, settings).gap)))
-    _print(result)
+        for way in flags.way.split(","):
+            settings = {"max_tokens": flags.tokens, "reuse": False, **WAYS[way]}
+            gap = Judge(engine, settings).gap
+            for prompt in track(sets.mixed(flags.prompts)[flags.skip :], way, transient=True):
+                ids = engine.encode(prompt.text)
+                plain = engine.generate(ids, block_size=1, **settings)
+                for block in blocks:
+                    spec = engine.generate(ids, block_size=block, **settings)
+                    outcome = judged(prompt.id, ids, (plain, spec), gap)
+                    found.setdefault((way, block), []).append(outcome)
+    results = {key: Comparison(tuple(outcomes)) for key, outcomes in found.items()}
+    for (way, block), result in results.items():
+        _print(f"{way}, block {block}", result)
+    rows = [{"way": w, "block_size": b, **r.to_json()} for (w, b), r in results.items()]
     out = flags.out or Path("runs/identical.json")
-    record.write(out, {"conditions": before, "settings": settings, **result.to_json()})
-    sys.exit(result.count("real") > 0)
+    record.write(out, {"conditions": before, "tokens": flags.tokens, "results": rows})
+    sys.exit(any(result.count("real") for result in results.values()))
 
 
-def _print(result: Comparison) -> None:
+def _blocks(text: str) -> list[Any]:
+    return [parse_block_size(part) for part in text.split(",")]
+
+
+def _print(name: str, result: Comparison) -> None:
     console = Console()
     console.print(
-        f"{result.prompts} prompts, {result.tokens} tokens compared, "
+        f"{name}: {result.prompts} prompts, {result.tokens} tokens compared, "
         f"{result.committed:.3f} committed per pass: {result.count('real')} real differences, "
         f"{result.count('tie')} ties"
     )

@@ -147,13 +147,17 @@ def test_identity_is_judged_over_the_sets(
 ) -> None:
     out = tmp_path / "identical.json"
     pair = ["--target", "toy", "--draft", "toy:script:1,3,0"]
+    grid = ["--way", "greedy,seeded", "--block-size", "4,auto"]
     with pytest.raises(SystemExit) as ended:
-        identical.main([*pair, "--prompts", "6", "--tokens", "24", "--out", str(out)])
+        identical.main([*pair, *grid, "--prompts", "6", "--tokens", "24", "--out", str(out)])
     assert ended.value.code == 0
-    written = json.loads(out.read_text())
-    assert (written["prompts"], written["real"], written["differences"]) == (6, 0, [])
-    assert written["committed"] > 1
-    assert "0 real differences" in capsys.readouterr().out
+    rows = json.loads(out.read_text())["results"]
+    assert [(row["way"], row["block_size"]) for row in rows] == [
+        ("greedy", 4), ("greedy", "auto"), ("seeded", 4), ("seeded", "auto")
+    ]  # fmt: skip
+    assert all((row["prompts"], row["real"], row["differences"]) == (6, 0, []) for row in rows)
+    assert rows[0]["committed"] > 1
+    assert capsys.readouterr().out.count("0 real differences") == 4
 
 
 def test_growth_is_the_slope_of_the_peaks() -> None:

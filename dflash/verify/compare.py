@@ -142,15 +142,22 @@ def outcomes(
     for prompt in prompts:
         ids = engine.encode(prompt.text, **template)
         plain = engine.generate(ids, **{**apart, "block_size": 1, "draft_tokens": None})
-        spec = engine.generate(ids, **apart)
-        place = _parted(plain, spec)
-        yield Outcome(
-            id=prompt.id,
-            tokens=len(plain.token_ids) if place is None else place,
-            rounds=spec.stats.rounds,
-            committed=round(spec.stats.mean_committed * spec.stats.rounds),
-            difference=None if place is None else _judge(ids, plain, spec, place, gap),
-        )
+        yield judged(prompt.id, ids, (plain, engine.generate(ids, **apart)), gap)
+
+
+def judged(
+    name: str, ids: Sequence[int], texts: tuple[Generation, Generation], gap: Gap
+) -> Outcome:
+    """What became of the prompt ``ids``: ``texts`` are its plain and its speculative answer."""
+    plain, spec = texts
+    place = _parted(plain, spec)
+    return Outcome(
+        id=name,
+        tokens=len(plain.token_ids) if place is None else place,
+        rounds=spec.stats.rounds,
+        committed=round(spec.stats.mean_committed * spec.stats.rounds),
+        difference=None if place is None else _judge(ids, plain, spec, place, gap),
+    )
 
 
 def _parted(plain: Generation, spec: Generation) -> int | None:
