@@ -80,7 +80,8 @@ def _print(name: str, result: Comparison) -> None:
     console.print(
         f"{name}: {result.prompts} prompts, {result.tokens} tokens compared, "
         f"{result.committed:.3f} committed per pass: {result.count('real')} real differences, "
-        f"{result.count('tie')} ties"
+        f"{result.count('tie')} ties",
+        soft_wrap=True,
     )
     for d in result.to_json()["differences"]:
         gap = "no gap" if d["gap"] is None else f"gap {d['gap']:.2e}"
