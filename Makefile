@@ -3,6 +3,8 @@
 #   make demo            answer a prompt with the demo pair, show drafted and accepted tokens, compare
 #   make test            the test suite (CPU, one thread, no network)
 #   make test-all        the same with the tests that need the demo target (fetched once, cached)
+#   make test-browser    the page at / in a real browser (needs chromium)
+#   make test-ray        our engine on two replicas of Ray Serve (makes .venv-ray)
 #   make check           formatting, lint, types, architecture
 #   make fix             format and mend what ruff can mend
 #   make docs            regenerate the generated pages
@@ -36,7 +38,7 @@ endif
 
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: bench peers demo test test-all check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram demo-draft gpu-demo-draft parity
+.PHONY: bench peers demo test test-all test-browser test-ray check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
@@ -47,10 +49,17 @@ demo: $(READY)
 	@$(PY) -m dflash generate "How do rainbows form?" --show-drafts --compare --max-tokens 128 $(ARGS)
 
 test: $(READY)
-	$(ONE_THREAD) $(PY) -m pytest -m "not demo and not gpu and not network" $(ARGS)
+	$(ONE_THREAD) $(PY) -m pytest -m "not demo and not gpu and not network and not browser and not ray" $(ARGS)
 
 test-all: $(READY)
-	$(ONE_THREAD) $(PY) -m pytest -m "not gpu" $(ARGS)
+	$(ONE_THREAD) $(PY) -m pytest -m "not gpu and not browser and not ray" $(ARGS)
+
+test-browser: $(READY)
+	@$(PY) -c 'import playwright' 2>/dev/null || $(PY) -m pip install -q -c constraints/ci.txt -e '.[browser]'
+	$(ONE_THREAD) $(PY) -m pytest -m browser tests/browser $(ARGS)
+
+test-ray: $(READY)
+	$(ONE_THREAD) PY="$(PY)" bash constraints/ray.sh $(ARGS)
 
 check: $(READY)
 	$(PY) -m ruff format --check .

@@ -60,8 +60,10 @@ LAYERS = {
     "dflash.train": 7,
     "dflash.verify": 7,
     "dflash.cluster": 8,
+    "dflash.cluster.ray_app": 9,  # an application of its own
     "dflash.doctor.measured": 8,
     "dflash.serve.config": 7,
+    "dflash.serve.page": 7,
     "dflash.serve.errors": 7,
     "dflash.serve.schema": 7,
     "dflash.serve": 8,
@@ -91,6 +93,7 @@ THIRD_PARTY = {
     "dflash.backends.mlx": {"mlx", "mlx_lm", "numpy"},
     "dflash.cli": {"typer", "rich"},
     "dflash.cluster": set(),
+    "dflash.cluster.ray_app": {"ray"},
     "dflash.cluster.llama_wheel": {"xllamacpp"},
     "dflash.checkpoint": {"huggingface_hub"},
     "dflash.convert": {"numpy", "torch"},  # torch only for a .pt sidecar

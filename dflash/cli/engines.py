@@ -11,7 +11,7 @@ import typer
 
 from dflash import env
 from dflash.cli.output import emit_json, note, status
-from dflash.config import parse_block_size
+from dflash.config import BlockSize
 from dflash.errors import ConfigError, UnknownName
 
 ENGINES = ("llama-server", "ray", "sglang", "vllm")
@@ -55,13 +55,43 @@ ReadyTimeout = Annotated[
 ]
 
 
-def serve_with(given: Mapping[str, Any]) -> None:
+BOTH = {
+    *("model", "draft", "device", "dtype", "draft_sliding_window_size", "block_size"),
+    *("draft_tokens", "host", "port", "served_model_name", "debug"),
+}
+"""Parameters that mean something with and without ``--engine``."""
+ONLY_ENGINE = {
+    *("engine_name", "print_only", "tensor_parallel_size", "data_parallel_size", "replica"),
+    *("engine_arg", "engine_env", "ready_timeout", "json"),
+}
+
+
+def check_flags(ctx: typer.Context, engine: str | None) -> None:
+    """Refuse flags that would be ignored. Raises ConfigError."""
+    flags = {p.name: p.opts[0] for p in ctx.command.params if p.name is not None}
+    given = {name for name in flags if _was_given(ctx, name)}
+    idle = sorted(flags[name] for name in given - BOTH if (name in ONLY_ENGINE) == (engine is None))
+    if idle and engine is None:
+        raise ConfigError(f"{', '.join(idle)}: only together with --engine")
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)}: {engine} is not told of these; give it its own flags with "
+            "--engine-arg, or serve without --engine"
+        )
+
+
+def _was_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def serve_with(given: Mapping[str, Any], size: BlockSize) -> None:
     """Run the command that a command's parameters ask for, or print it.
 
     Raises PairError for a pair that does not fit, ConfigError for what the engine cannot do,
     MissingBackend where it is not installed, LaunchError when it ends by itself.
     """
-    command = command_for(given)
+    command = command_for(given, size)
     if given["print_only"]:
         if given["json"]:
             emit_json(command.to_json())
@@ -78,9 +108,9 @@ def serve_with(given: Mapping[str, Any]) -> None:
     run(command, status, place=given["engine_env"], ready=given["ready_timeout"])
 
 
-def command_for(given: Mapping[str, Any]) -> Any:
-    """The `dflash.cluster.plan.Command` for the parameters."""
-    engine = given["engine"]
+def command_for(given: Mapping[str, Any], size: BlockSize) -> Any:
+    """The `dflash.cluster.plan.Command` for the parameters; ``size`` is the block asked for."""
+    engine = given["engine_name"]
     if engine not in ENGINES:
         raise UnknownName(f"unknown engine {engine!r}. Known: {', '.join(ENGINES)}")
     if given["replica"] not in ("dflash", "vllm"):
@@ -93,7 +123,7 @@ def command_for(given: Mapping[str, Any]) -> Any:
     plan = make_plan(
         target,
         draft,
-        _block(given),
+        size,
         host=given["host"],
         port=given["port"],
         tensor_parallel=given["tensor_parallel_size"],
@@ -101,7 +131,7 @@ def command_for(given: Mapping[str, Any]) -> Any:
         window=given["draft_sliding_window_size"],
         device=given["device"],
         dtype=given["dtype"],
-        served_name=given["served_name"],
+        served_name=given["served_model_name"],
         extra=tuple(given["engine_arg"] or ()),
     )
     if engine == "ray":
@@ -109,14 +139,10 @@ def command_for(given: Mapping[str, Any]) -> Any:
     else:
         renderers = {"vllm": vllm, "sglang": sglang, "llama-server": llama_server}
         command = renderers[engine].render(plan)
-    return replace(command, notes=(*plan.notes, *command.notes))
+    return replace(command, notes=(*plan.notes, *command.notes, *_keys(engine, given["replica"])))
 
 
-def _block(given: Mapping[str, Any]) -> Any:
-    """--block-size or --draft-tokens, then DFLASH_BLOCK_SIZE."""
-    size, drafted = given["block_size"], given["draft_tokens"]
-    if size is not None and drafted is not None:
-        raise ConfigError("give --block-size or --draft-tokens, not both: they say the same")
-    if size is not None:
-        return parse_block_size(size)
-    return env.block_size() if drafted is None else drafted + 1
+def _keys(engine: str, replica: str) -> tuple[str, ...]:
+    if env.api_key() is None or (engine == "ray" and replica == "dflash"):
+        return ()
+    return ("DFLASH_API_KEY is not handed on: give the engine its own key with --engine-arg",)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash import env
+from dflash.cli import engines as other
 from dflash.cli import options as o
 from dflash.cli.output import note, status
 from dflash.config import NO_DRAFT, BlockSize, parse_block_size
@@ -29,6 +30,7 @@ def _limit(*names: str, **more: Any) -> Any:
 
 
 def serve(
+    ctx: typer.Context,
     model: o.Model = None,
     draft: o.Draft = None,
     backend: o.Backend = "auto",
@@ -104,11 +106,23 @@ def serve(
     drain_seconds: Annotated[
         float, _limit("--drain-seconds", help="For running requests after the signal to stop.")
     ] = 30.0,
+    engine_name: other.EngineName = None,
+    print_only: other.PrintOnly = False,
+    tensor_parallel_size: other.TensorParallel = 1,
+    data_parallel_size: other.DataParallel = 1,
+    replica: other.Replica = "dflash",
+    engine_arg: other.EngineArg = None,
+    engine_env: other.EngineEnv = None,
+    ready_timeout: other.ReadyTimeout = 1800.0,
+    json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
     """Serve a pair over HTTP: OpenAI's chat, completions and responses, Anthropic's messages."""
     given = locals()
+    other.check_flags(ctx, engine_name)
     size = _block_size(block_size, draft_tokens)
+    if engine_name is not None:
+        return other.serve_with(given, size)
     package = _package()
     config = package.ServeConfig(
         host=host,

@@ -1,7 +1,7 @@
 """The only file that starts processes: start a server, wait until it answers, stop it cleanly.
 
-Its output is passed on line by line. SIGINT and SIGTERM end the whole process group: first asked,
-then, after a grace, killed.
+Its output is passed on line by line. On SIGINT and SIGTERM the server is asked to end; what is left
+of its process group after a grace is killed.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ class Server:
         self._stop.set()
 
     def _end(self) -> None:
-        """Ask the group to end; kill what is left of it after the grace."""
-        self._signal(signal.SIGTERM)
+        """Ask it to end; kill what is left of its group after the grace."""
         try:
+            self._process.send_signal(signal.Signals[self._command.ending])
             self._process.wait(self._grace)
         except subprocess.TimeoutExpired:
             self._say(f"{self._command.engine} did not end in {self._grace:.0f} s: killed")

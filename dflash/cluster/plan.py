@@ -71,6 +71,7 @@ class Command:
     files: Mapping[str, str] = field(default_factory=dict)  # name to text; argv names them
     notes: tuple[str, ...] = ()
     install: str = ""  # where the program comes from
+    ending: str = "SIGTERM"  # the signal that it ends cleanly on
     stand_in: tuple[str, ...] = ()  # a package, and the argv that replaces a missing argv[0]
 
     def shell(self) -> str:
@@ -95,6 +96,20 @@ def address(plan: Plan) -> str:
     """``http://host:port`` as a client on this machine reaches it."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(plan.host, plan.host)
     return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{plan.port}"
+
+
+def shared_flags(plan: Plan) -> list[str]:
+    """What vLLM and SGLang spell alike."""
+    found = ["--host", plan.host, "--port", str(plan.port)]
+    if plan.tensor_parallel > 1:
+        found += ["--tensor-parallel-size", str(plan.tensor_parallel)]
+    if plan.data_parallel > 1:
+        found += ["--data-parallel-size", str(plan.data_parallel)]
+    if plan.dtype is not None:
+        found += ["--dtype", plan.dtype]
+    if plan.served_name is not None:
+        found += ["--served-model-name", plan.served_name]
+    return found
 
 
 def no_gguf(plan: Plan, engine: str) -> None:

@@ -32,9 +32,17 @@ def render(plan: Plan, replica: Replica = "dflash") -> Command:
         argv=("serve", "run", CONFIG),
         url=f"{base}/v1",
         health=f"{base}/{'health' if replica == 'dflash' else 'v1/models'}",
+        ending="SIGINT",
         files={CONFIG: json.dumps(config, indent=2) + "\n"},
+        notes=_notes(plan, replica),
         install="pip install 'ray[serve]'" + (" 'ray[llm]'" if replica == "vllm" else ""),
     )
+
+
+def _notes(plan: Plan, replica: Replica) -> tuple[str, ...]:
+    if replica == "dflash" and plan.device is None:
+        return ("replicas run on the CPU unless --device says otherwise",)
+    return ()
 
 
 def _ours(plan: Plan) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dflash.cluster.plan import Command, Plan, address, no_gguf
+from dflash.cluster.plan import Command, Plan, address, no_gguf, shared_flags
 from dflash.errors import ConfigError
 
 ALGORITHMS = {"dflash": "DFLASH", "dflash2": "DFLASH", "eagle3": "EAGLE3", "mtp": "NEXTN"}
@@ -16,19 +16,11 @@ def render(plan: Plan) -> Command:
     """The command. Raises ConfigError for what SGLang cannot do."""
     no_gguf(plan, "SGLang")
     argv = ["python", "-m", "sglang.launch_server", "--model-path", plan.target]
-    argv += ["--host", plan.host, "--port", str(plan.port)]
-    if plan.tensor_parallel > 1:
-        argv += ["--tensor-parallel-size", str(plan.tensor_parallel)]
-    if plan.data_parallel > 1:
-        argv += ["--data-parallel-size", str(plan.data_parallel)]
-    if plan.dtype is not None:
-        argv += ["--dtype", plan.dtype]
-    if plan.served_name is not None:
-        argv += ["--served-model-name", plan.served_name]
+    argv += [*shared_flags(plan), *_speculative(plan), *plan.extra]
     base = address(plan)
     return Command(
         engine="sglang",
-        argv=(*argv, *_speculative(plan), *plan.extra),
+        argv=tuple(argv),
         url=f"{base}/v1",
         health=f"{base}/health",
         install="pip install sglang, in an environment of its own: it pins another torch",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dflash.cluster.plan import Command, Plan, address, no_gguf, no_window
+from dflash.cluster.plan import Command, Plan, address, no_gguf, no_window, shared_flags
 
 METHODS = {"dflash": "dflash", "dflash2": "dflash", "eagle3": "eagle3", "mtp": "mtp"}
 
@@ -16,15 +16,7 @@ METHODS = {"dflash": "dflash", "dflash2": "dflash", "eagle3": "eagle3", "mtp": "
 def render(plan: Plan) -> Command:
     """The command. Raises ConfigError for what vLLM cannot do."""
     no_gguf(plan, "vLLM")
-    argv = ["vllm", "serve", plan.target, "--host", plan.host, "--port", str(plan.port)]
-    if plan.tensor_parallel > 1:
-        argv += ["--tensor-parallel-size", str(plan.tensor_parallel)]
-    if plan.data_parallel > 1:
-        argv += ["--data-parallel-size", str(plan.data_parallel)]
-    if plan.dtype is not None:
-        argv += ["--dtype", plan.dtype]
-    if plan.served_name is not None:
-        argv += ["--served-model-name", plan.served_name]
+    argv = ["vllm", "serve", plan.target, *shared_flags(plan)]
     speculative = speculative_config(plan)
     if speculative is not None:
         argv += ["--speculative-config", json.dumps(speculative, separators=(",", ":"))]

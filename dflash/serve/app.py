@@ -16,10 +16,10 @@ from dflash.engine import Engine
 from dflash.serve.config import ServeConfig
 from dflash.serve.errors import ApiError, as_api_error, is_anthropic
 from dflash.serve.guard import Guard
-from dflash.serve.routes import chat, completions, messages, meta, responses, tokens
+from dflash.serve.routes import chat, completions, messages, meta, page, responses, tokens
 from dflash.serve.server import Server
 
-ROUTERS = tuple(part.router for part in (meta, chat, completions, responses, messages, tokens))
+PARTS = (meta, page, chat, completions, responses, messages, tokens)
 
 
 def create_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
@@ -38,8 +38,8 @@ def app_of(server: Server) -> FastAPI:
 
     app = FastAPI(title="dflash", lifespan=lifespan)
     app.state.server = server
-    for router in ROUTERS:
-        app.include_router(router)
+    for part in PARTS:
+        app.include_router(part.router)
     app.add_middleware(Guard, config=server.config)
     if server.config.origins:
         app.add_middleware(
