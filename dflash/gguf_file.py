@@ -1,0 +1,202 @@
+"""The header of a GGUF file: its metadata and what tensors it holds. No weight is read.
+
+A few hundred kilobytes at the front of the file, parsed with the standard library: the ``gguf``
+package's reader makes an array object for every token, which takes seconds on every load.
+Format: the GGUF specification of the ggml project, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from dflash.errors import CheckpointError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALARS = {  # type number -> struct code
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+BLOCKS = {  # ggml type -> (name, numbers in a block, bytes of a block)
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    24: ("I8", 1, 1),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    30: ("BF16", 1, 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: ``shape`` as numpy has it, the slowest dimension first."""
+
+    shape: tuple[int, ...]
+    kind: int  # ggml type number
+    offset: int  # bytes from the start of the tensor data
+
+    @property
+    def kind_name(self) -> str:
+        """Type name, or its number where it is not in the table."""
+        return BLOCKS[self.kind][0] if self.kind in BLOCKS else f"type {self.kind}"
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of the data; None for a type not in the table."""
+        if self.kind not in BLOCKS:
+            return None
+        _, numbers, size = BLOCKS[self.kind]
+        return prod(self.shape) // numbers * size
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Metadata and tensors of one file."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    kinds: Mapping[str, tuple[int, int]]  # key -> (type, element type; -1 for no array)
+    tensors: Mapping[str, TensorInfo]
+    start: int = 0  # bytes from the start of the file to the tensor data
+
+    @property
+    def architecture(self) -> str:
+        """``general.architecture``; "" where a file does not say."""
+        return str(self.metadata.get("general.architecture", ""))
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """The metadata ``<architecture>.<key>``."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+
+def is_gguf(name: str) -> bool:
+    """Whether ``name`` is that of a GGUF file."""
+    return name.lower().endswith(".gguf")
+
+
+def read_header(path: str | Path) -> Header:
+    """The header of the file at ``path``.
+
+    Raises CheckpointError for a file that is missing, no GGUF file, damaged, or shorter than its
+    tensors need.
+    """
+    place = Path(path).expanduser()
+    if not place.is_file():
+        raise CheckpointError(f"no such file: {path}")
+    with _mapped(place) as data:
+        if data[:4] != MAGIC:
+            raise CheckpointError(f"{path} is not a GGUF file: give a .gguf file")
+        try:
+            return _parse(place, data)
+        except (struct.error, UnicodeDecodeError, KeyError, IndexError, ValueError) as problem:
+            raise CheckpointError(
+                f"{path} is damaged or incomplete ({problem}): get it again"
+            ) from problem
+
+
+@contextmanager
+def _mapped(place: Path) -> Iterator[mmap.mmap | bytes]:
+    with place.open("rb") as stream:
+        if place.stat().st_size < 24:
+            yield b""
+            return
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
+def _parse(place: Path, data: Any) -> Header:
+    cursor = _Cursor(data)
+    cursor.at = 4
+    version = cursor.number("I")
+    if version not in VERSIONS:
+        raise ValueError(f"version {version}")
+    tensor_count, key_count = cursor.number("Q"), cursor.number("Q")
+    metadata: dict[str, Any] = {}
+    kinds: dict[str, tuple[int, int]] = {}
+    for _ in range(key_count):
+        key = cursor.string()
+        metadata[key], kinds[key] = cursor.value()
+    tensors = dict(_tensor(cursor) for _ in range(tensor_count))
+    alignment = int(metadata.get("general.alignment", 32))
+    start = -(-cursor.at // alignment) * alignment
+    for name, tensor in tensors.items():
+        if start + tensor.offset + (tensor.bytes or 0) > len(data):
+            raise ValueError(f"the file ends before the tensor {name}")
+    return Header(place, metadata, kinds, tensors, start)
+
+
+def _tensor(cursor: _Cursor) -> tuple[str, TensorInfo]:
+    name = cursor.string()
+    shape = cursor.numbers("Q", cursor.number("I"))
+    kind, offset = cursor.number("I"), cursor.number("Q")
+    return name, TensorInfo(tuple(reversed(shape)), kind, offset)
+
+
+class _Cursor:
+    """Reads values one after the other."""
+
+    def __init__(self, data: Any) -> None:
+        """``data`` is bytes, or a map of a file."""
+        self._data, self.at = data, 0
+
+    def number(self, code: str) -> Any:
+        """One number of struct type ``code``."""
+        return self.numbers(code, 1)[0]
+
+    def numbers(self, code: str, count: int) -> tuple[Any, ...]:
+        """``count`` of them."""
+        if count * struct.calcsize(code) > len(self._data) - self.at:
+            raise ValueError("it ends in the middle of its header")
+        found = struct.unpack_from(f"<{count}{code}", self._data, self.at)
+        self.at += struct.calcsize(f"<{count}{code}")
+        return found
+
+    def string(self) -> str:
+        """A length and that many bytes of UTF-8; what is no character becomes U+FFFD."""
+        size = self.number("Q")
+        if size > len(self._data) - self.at:
+            raise ValueError("it ends in the middle of its header")
+        self.at += size
+        return bytes(self._data[self.at - size : self.at]).decode(errors="replace")
+
+    def value(self) -> tuple[Any, tuple[int, int]]:
+        """A typed value, and its type with that of its elements."""
+        kind = self.number("I")
+        if kind != _ARRAY:
+            return self._one(kind), (kind, -1)
+        inner, count = self.number("I"), self.number("Q")
+        if inner in _SCALARS:
+            return list(self.numbers(_SCALARS[inner], count)), (kind, inner)
+        if inner != _STRING:
+            raise ValueError(f"an array of type {inner}")
+        return [self.string() for _ in range(count)], (kind, inner)
+
+    def _one(self, kind: int) -> Any:
+        return self.string() if kind == _STRING else self.number(_SCALARS[kind])
