@@ -9,9 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from dflash.backends.toy.model import State, ToyModel, common
-from dflash.core.accept import choose, distribution, judge
-from dflash.core.logits import logprob, process
-from dflash.core.types import Logprob, Proposal, Request, Verdict
+from dflash.core.host import Ruling, rule
+from dflash.core.types import Proposal, Request, Verdict
 
 
 class ToyTarget:
@@ -39,10 +38,10 @@ class ToyTarget:
             if len(self._tokens) < len(request.prompt):
                 yield Verdict([], rows=len(rows), features=rows)
                 continue
-            said, _ = self._judge(rows[-1:], (), None)
+            said, _, notes = self._judge(rows[-1:])
             self._anchor = said[0]
             self._say(said)
-            yield Verdict(said, rows=len(rows), features=rows, notes=self._notes(rows[-1:], said))
+            yield Verdict(said, rows=len(rows), features=rows, notes=notes)
 
     def verify(self, proposal: Proposal[Any]) -> Verdict[list[State]]:
         """As the protocol says: one pass over anchor and drafts."""
@@ -50,8 +49,8 @@ class ToyTarget:
         drafted = list(proposal.tokens)[: proposal.rows]
         self._base = len(self._tokens)
         rows = self._run([self._anchor, *drafted])
-        self._last, accepted = self._judge(rows, drafted, proposal.q)
-        kept, notes = rows[: accepted + 1], self._notes(rows, self._last)
+        self._last, accepted, notes = self._judge(rows, drafted, proposal.q)
+        kept = rows[: accepted + 1]
         return Verdict(
             list(self._last), range(accepted), len(drafted), accepted + 1, kept, notes=notes
         )
@@ -81,34 +80,10 @@ class ToyTarget:
         """Every later call but this one fails."""
         self._open = False
 
-    def _judge(
-        self, rows: Sequence[State], drafted: Sequence[int], q: Any
-    ) -> tuple[list[int], int]:
+    def _judge(self, rows: Sequence[State], drafted: Sequence[int] = (), q: Any = None) -> Ruling:
         """Tokens to commit, and how many of them are drafts."""
-        sampling, position = self._request.sampling, len(self._output)
-        if sampling.temperature > 0 and sampling.rule != "match":
-            places = range(len(rows))
-            p = [distribution(self._after(rows, drafted, i), sampling) for i in places]
-            accepted, own = judge(drafted, np.stack(p), q, sampling, position)
-            return [*drafted[:accepted], own], accepted
-        said: list[int] = []
-        for place in range(len(rows)):
-            row = self._after(rows, drafted, place)
-            said.append(choose(row, sampling, position + place))
-            if said != list(drafted[: place + 1]):
-                break
-        return said, len(said) - 1
-
-    def _after(self, rows: Sequence[State], drafted: Sequence[int], place: int) -> Any:
-        logits = self._model.logits(rows[place])
-        return process(logits, self._request, self._output, drafted[:place])
-
-    def _notes(self, rows: Sequence[State], said: Sequence[int]) -> list[Logprob] | None:
-        count = self._request.sampling.logprobs
-        if count is None:
-            return None
-        pairs = zip(rows, said, strict=False)
-        return [logprob(self._model.logits(row), token, count) for row, token in pairs]
+        logits = np.stack([self._model.logits(row) for row in rows])
+        return rule(logits, self._request, self._output, drafted, q)
 
     def _say(self, tokens: list[int]) -> None:
         self._output += tokens
