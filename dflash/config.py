@@ -9,7 +9,7 @@ Block sizes count the anchor: ``block_size`` = 1 anchor + K drafted; ``draft_tok
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, TypeVar
@@ -22,6 +22,7 @@ from dflash.generate_config import (
     GenerateOptions,
     parse_block_size,
 )
+from dflash.gguf_options import GgufOptions
 
 __all__ = [
     "DTYPES",
@@ -30,6 +31,7 @@ __all__ = [
     "BlockSize",
     "GenerateConfig",
     "GenerateOptions",
+    "GgufOptions",
     "LoadConfig",
     "LoadOptions",
     "draft_names",
@@ -75,6 +77,7 @@ class LoadConfig:
     profile start with what earlier runs measured of this pair, and keep what this one measures
     force_dflash  use a draft that was made for a target of another hidden size, through a fixed
             projection of features and embeddings; loses most of the acceptance, never the text
+    gguf    settings of the gguf backend, a `GgufOptions` or a mapping of its fields
     """
 
     target: str
@@ -90,6 +93,7 @@ class LoadConfig:
     trust_remote_code: bool = False
     profile: bool = True
     force_dflash: bool = False
+    gguf: GgufOptions = field(default_factory=GgufOptions)
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
@@ -114,6 +118,8 @@ class LoadConfig:
         at_least(1, "draft_sliding_window_size", self.draft_sliding_window_size)
         at_least(1, "threads", self.threads)
         set_fields(self, taps=_taps(self.taps))
+        if not isinstance(self.gguf, GgufOptions):
+            set_fields(self, gguf=from_options(GgufOptions, self.gguf))
 
 
 class LoadOptions(TypedDict, total=False):
@@ -130,14 +136,15 @@ class LoadOptions(TypedDict, total=False):
     trust_remote_code: bool
     profile: bool
     force_dflash: bool
+    gguf: GgufOptions | Mapping[str, Any]
 
 
-C = TypeVar("C", LoadConfig, GenerateConfig)
+C = TypeVar("C", LoadConfig, GenerateConfig, GgufOptions)
 
 
 def from_options(kind: type[C], options: Mapping[str, Any]) -> C:
     """A config from keywords. Raises ConfigError, also for a keyword that does not exist."""
-    known = [field.name for field in fields(kind)]
+    known = [one.name for one in fields(kind)]
     for name in options:
         if name not in known:
             close = get_close_matches(name, known, n=1)

@@ -16,6 +16,7 @@ from dflash.config import NO_DRAFT, LoadConfig, join_draft, split_draft
 from dflash.core.protocols import Pair
 from dflash.drafts.spec import read_spec
 from dflash.errors import ConfigError, MissingBackend
+from dflash.gguf_file import is_gguf
 from dflash.ngram_pair import NgramPair
 from dflash.registry import BACKENDS
 
@@ -45,7 +46,8 @@ def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
 
 
 def _target_of(draft: Path) -> str:
-    name = read_spec(draft).target_name if draft.exists() else None
+    known = draft.exists() and not is_gguf(draft.name)
+    name = read_spec(draft).target_name if known else None
     if name is None:
         raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")
     from dflash.demo import HUB_ID
@@ -54,28 +56,45 @@ def _target_of(draft: Path) -> str:
 
 
 def backend_of(config: LoadConfig) -> str:
-    """The backend a pair runs on. Raises ConfigError when target and draft are of two."""
-    target, model = _home(config.target), _model_of(config)
-    draft = target if model is None else _home(model)
-    if target != draft:
+    """The backend a pair runs on. Raises ConfigError when target and draft are of two.
+
+    Asked for nothing, the draft decides for a GGUF target: a GGUF draft runs on llama.cpp, a
+    folder on torch (which reads the target's weights out of the file), and no draft on torch where
+    that is installed.
+    """
+    target, model = _homes(config.target), _model_of(config)
+    both = target if model is None else [name for name in target if name in _homes(model, True)]
+    if not both:
         raise ConfigError(
-            f"target {config.target} is for the {target} backend and draft {model} for the "
-            f"{draft} backend: both must be of one"
+            f"target {config.target} is for the {' or '.join(target)} backend and draft {model} "
+            f"for the {' or '.join(_homes(str(model), True))} backend: both must be of one"
         )
-    if config.backend != "auto":
-        return config.backend
-    return "mlx" if target == "torch" and _prefers_mlx(config) else target
+    if config.backend == "auto":
+        return "mlx" if both[0] == "torch" and _prefers_mlx(config) else both[0]
+    if config.backend in BACKENDS.names() and config.backend not in both:
+        named = config.target if config.backend not in target else model
+        raise ConfigError(
+            f"{named} is for the {' or '.join(both)} backend, not for {config.backend}"
+        )
+    return config.backend
 
 
 def _prefers_mlx(config: LoadConfig) -> bool:
     """On Apple Silicon with mlx-lm installed, unless a device or a GGUF file says torch."""
     apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
-    plain = config.device is None and not config.target.endswith(".gguf")
+    plain = config.device is None and not is_gguf(config.target)
     return apple and plain and find_spec("mlx_lm") is not None
 
 
-def _home(name: str) -> str:
-    return "toy" if name == "toy" or name.startswith("toy:") else "torch"
+def _homes(name: str, draft: bool = False) -> list[str]:
+    """Backends that open ``name``, the one to choose first."""
+    if name == "toy" or name.startswith("toy:"):
+        return ["toy"]
+    if not is_gguf(name):
+        return ["torch", "mlx"]
+    if draft:
+        return ["gguf"]
+    return ["torch", "gguf"] if find_spec("torch") else ["gguf", "torch"]
 
 
 def _model_of(config: LoadConfig) -> str | None:

@@ -37,6 +37,7 @@ class Registry:
 BACKENDS = Registry(
     "backend",
     {
+        "gguf": "dflash.backends.gguf:open_pair",
         "mlx": "dflash.backends.mlx:open_pair",
         "torch": "dflash.backends.torch:open_pair",
         "toy": "dflash.backends.toy:open_pair",
@@ -46,6 +47,7 @@ BACKENDS = Registry(
 PROBES = Registry(
     "probe",
     {
+        "gguf": "dflash.backends.gguf.probe:GgufProbe",
         "mlx": "dflash.backends.mlx.probe:MlxProbe",
         "torch": "dflash.backends.torch.probe:TorchProbe",
         "toy": "dflash.backends.toy.probe:ToyProbe",

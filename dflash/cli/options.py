@@ -68,7 +68,9 @@ Draft = Annotated[
         "none = plain decoding. Left out: the demo model's draft.",
     ),
 ]
-Backend = Annotated[str, pair_option("--backend", metavar="NAME", help="auto, torch, mlx or toy.")]
+Backend = Annotated[
+    str, pair_option("--backend", metavar="NAME", help="auto, torch, gguf, mlx or toy.")
+]
 Device = Annotated[
     str | None,
     pair_option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps. Default: the best."),

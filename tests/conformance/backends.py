@@ -140,7 +140,21 @@ def mlx(folder: Path, ties: bool) -> Backend:
     return make(folder, ties)
 
 
-MAKERS: dict[str, Callable[[Path, bool], Backend]] = {"toy": toy, "torch": torch, "mlx": mlx}
+def gguf(folder: Path, ties: bool) -> Backend:
+    """The same tiny Llama and draft as GGUF files on llama.cpp."""
+    pytest.importorskip("xllamacpp")
+    pytest.importorskip("torch")
+    from tests.conformance.gguf_backend import make
+
+    return make(folder, ties)
+
+
+MAKERS: dict[str, Callable[[Path, bool], Backend]] = {
+    "gguf": gguf,
+    "toy": toy,
+    "torch": torch,
+    "mlx": mlx,
+}
 
 
 def request(ids: Sequence[int], max_tokens: int = 40, **more: Any) -> Request:

@@ -223,6 +223,38 @@ def facade_mlx(pair: Scripted, call: Call) -> Outcome:
     return Outcome(text, tokens, found[-1].finish_reason)
 
 
+def _llama(pair: Scripted, call: Call, *, chat: bool) -> Outcome:
+    from dflash.llama import Llama, SpecConfig, SpeculativeType
+
+    if call.max_tokens == 0:  # "no limit" in that interface
+        return Outcome(None, None, None)
+    drafts = max(1, int(call.block_size) - 1)
+    spec = SpecConfig(SpeculativeType.DRAFT_DFLASH, drafts, draft_model_path="theirs.gguf")
+    options = {"max_tokens": call.max_tokens, "temperature": call.temperature, "seed": call.seed}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dflash.llama.load", lambda *_, **__: Engine(pair))
+        with Llama("theirs.gguf", speculative=spec) as llama:
+            if not chat:
+                found = llama.create_completion(call.text, stop=call.stop, **options)["choices"][0]
+                return Outcome(found["text"], None, found["finish_reason"])
+            turns = [{"role": "user", "content": call.text}]
+            parts = llama.create_chat_completion(turns, stop=call.stop, stream=True, **options)
+            choices = [part["choices"][0] for part in parts]
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    return Outcome(text, None, choices[-1]["finish_reason"])
+
+
+def llama_completion(pair: Scripted, call: Call) -> Outcome:
+    """``Llama.create_completion``"""
+    return _llama(pair, call, chat=False)
+
+
+def llama_chat(pair: Scripted, call: Call) -> Outcome:
+    """``Llama.create_chat_completion``"""
+    return _llama(pair, call, chat=True)
+
+
+GGUF: dict[str, Any] = {"backends": ("gguf",), "options": False}
 TORCH: dict[str, Any] = {
     "backends": ("torch",),
     "strings": False,
@@ -242,6 +274,8 @@ ENTRIES = [
     Entry("dflash chat", command_chat, chat=True, any_block=True),
     Entry("dflash.speculative.SpeculativeDecoder.generate", speculative),
     Entry("dflash.speculative.SpeculativeDecoder.stream", speculative_stream),
+    Entry("dflash.llama.Llama.create_completion", llama_completion, **GGUF),
+    Entry("dflash.llama.Llama.create_chat_completion", llama_chat, chat=True, **GGUF),
     Entry("dflash.model.dflash_generate", facade_function, **TORCH),
     Entry("dflash.DFlashDraftModel.spec_generate", facade_method, **TORCH),
     Entry("dflash.model_mlx.stream_generate", facade_mlx, **MLX),

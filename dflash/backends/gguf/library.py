@@ -1,0 +1,180 @@
+"""llama.cpp's library out of the ``xllamacpp`` wheel: found, checked, and its functions typed.
+
+The wheel's extension exports llama.cpp's whole C interface and the C++ calls that hand out the
+inputs of layers. Nothing of the Python module in it is imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_void_p
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from dflash.backends.gguf.layout import Batch, ContextParams, ModelParams, check
+from dflash.errors import MissingBackend
+
+PACKAGE = "xllamacpp"
+INSTALL = "pip install 'dflash-engine[gguf]'"
+ERROR, DEBUG = 4, 1  # log levels of ggml
+
+_Log = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
+
+SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "llama_backend_init": ([], None),
+    "llama_log_set": ([_Log, c_void_p], None),
+    "llama_model_load_from_file": ([c_char_p, ModelParams], c_void_p),
+    "llama_model_free": ([c_void_p], None),
+    "llama_model_default_params": ([], ModelParams),
+    "llama_context_default_params": ([], ContextParams),
+    "llama_init_from_model": ([c_void_p, ContextParams], c_void_p),
+    "llama_free": ([c_void_p], None),
+    "llama_decode": ([c_void_p, Batch], c_int32),
+    "llama_get_logits": ([c_void_p], POINTER(c_float)),
+    "llama_get_memory": ([c_void_p], c_void_p),
+    "llama_memory_seq_rm": ([c_void_p, c_int32, c_int32, c_int32], c_bool),
+    "llama_memory_seq_pos_max": ([c_void_p, c_int32], c_int32),
+    "llama_memory_clear": ([c_void_p, c_bool], None),
+    "llama_set_causal_attn": ([c_void_p, c_bool], None),
+    "llama_state_seq_get_size": ([c_void_p, c_int32], c_size_t),
+    "llama_state_seq_get_data": ([c_void_p, c_void_p, c_size_t, c_int32], c_size_t),
+    "llama_state_seq_set_data": ([c_void_p, c_void_p, c_size_t, c_int32], c_size_t),
+    "llama_n_ctx": ([c_void_p], c_uint32),
+    "llama_model_get_vocab": ([c_void_p], c_void_p),
+    "llama_model_n_ctx_train": ([c_void_p], c_int32),
+    "llama_model_n_embd": ([c_void_p], c_int32),
+    "llama_model_n_layer": ([c_void_p], c_int32),
+    "llama_model_size": ([c_void_p], ctypes.c_uint64),
+    "llama_model_desc": ([c_void_p, c_char_p, c_size_t], c_int32),
+    "llama_model_is_recurrent": ([c_void_p], c_bool),
+    "llama_model_is_hybrid": ([c_void_p], c_bool),
+    "llama_model_rope_type": ([c_void_p], c_int32),
+    "llama_supports_gpu_offload": ([], c_bool),
+    "llama_vocab_n_tokens": ([c_void_p], c_int32),
+    "llama_vocab_is_eog": ([c_void_p, c_int32], c_bool),
+    "llama_vocab_is_control": ([c_void_p, c_int32], c_bool),
+    "llama_vocab_bos": ([c_void_p], c_int32),
+    "llama_vocab_eos": ([c_void_p], c_int32),
+    "llama_vocab_get_add_bos": ([c_void_p], c_bool),
+    "llama_tokenize": (
+        [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool],
+        c_int32,
+    ),
+    "llama_token_to_piece": (
+        [c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool],
+        c_int32,
+    ),
+    "ggml_get_name": ([c_void_p], c_char_p),
+    "ggml_nbytes": ([c_void_p], c_size_t),
+    "ggml_backend_tensor_get": ([c_void_p, c_void_p, c_size_t, c_size_t], None),
+}
+STAGING: dict[str, tuple[str, list[Any], Any]] = {  # our name -> C++ symbol; may change any time
+    "get_layer_input": (
+        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+        [c_void_p, c_uint32],
+        POINTER(c_float),
+    ),
+    "set_layer_input": (
+        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+        [c_void_p, c_uint32, c_bool],
+        None,
+    ),
+    "get_next": ("_Z26llama_get_embeddings_nextnP13llama_context", [c_void_p], POINTER(c_float)),
+    "set_next": (
+        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+        [c_void_p, c_bool, c_bool],
+        None,
+    ),
+}
+
+
+class Library:
+    """The loaded library: every function above as a typed attribute, and what it logged."""
+
+    def __init__(self, path: Path, version: str) -> None:
+        """Raises MissingBackend for an unknown build, or one without the functions needed."""
+        self.version, self.path = version, path
+        try:
+            self._handle = ctypes.CDLL(str(path))
+        except OSError as problem:
+            raise MissingBackend(f"{path} cannot be loaded ({problem}): {INSTALL}") from problem
+        names = [*SIGNATURES, *(symbol for symbol, _, _ in STAGING.values())]
+        missing = [name for name in names if not hasattr(self._handle, name)]
+        if missing:
+            raise MissingBackend(
+                f"the {PACKAGE} wheel for this platform does not export what the decode loop "
+                f"calls ({missing[0]} and {len(missing) - 1} more). Wheels for Linux and macOS "
+                "do; on Windows use WSL, or the torch backend (--backend torch)"
+            )
+        check(self._handle, version)
+        self._bind()
+        self.lines: deque[str] = deque(maxlen=200)
+        self.verbose = False
+        self._log = _Log(self._take)  # the library keeps the pointer
+        self.llama_log_set(self._log, None)
+        self.owners: WeakSet[Any] = WeakSet()  # models and contexts alive
+        atexit.register(self._quit)
+        self.llama_backend_init()
+
+    def __getattr__(self, name: str) -> Any:
+        """The functions bound by name."""
+        raise AttributeError(name)
+
+    @contextmanager
+    def listening(self) -> Iterator[list[str]]:
+        """Errors that the library logs meanwhile."""
+        self.lines.clear()
+        errors: list[str] = []
+        self._errors = errors
+        try:
+            yield errors
+        finally:
+            self._errors = None
+
+    _errors: list[str] | None = None
+
+    def _bind(self) -> None:
+        for name, (arguments, result) in SIGNATURES.items():
+            function = getattr(self._handle, name)
+            function.argtypes, function.restype = arguments, result
+            setattr(self, name, function)
+        for name, (symbol, arguments, result) in STAGING.items():
+            function = getattr(self._handle, symbol)
+            function.argtypes, function.restype = arguments, result
+            setattr(self, name, function)
+
+    def _take(self, level: int, text: bytes, _: Any) -> None:
+        line = (text or b"").decode(errors="replace")
+        self.lines.append(line)
+        if level == ERROR and self._errors is not None and line.strip():
+            self._errors.append(line.strip())
+        if self.verbose and level != DEBUG:  # those are by the thousand
+            sys.stderr.write(line)
+
+    def _quit(self) -> None:
+        """Free what is left, contexts before models, while lines can still be taken from it."""
+        for owner in sorted(self.owners, key=lambda one: one.order):
+            owner.close()
+        self.llama_log_set(_Log(), None)  # no Python may be called once the interpreter is going
+
+
+@cache
+def library() -> Library:
+    """The library, loaded once. Raises MissingBackend with the pip command."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingBackend(f"the gguf backend needs {PACKAGE}: {INSTALL}")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    files = [file for end in ("so", "pyd", "dylib") for file in folder.glob(f"{PACKAGE}*.{end}")]
+    if not files:
+        raise MissingBackend(f"{folder} holds no library: {INSTALL}")
+    return Library(files[0], metadata.version(PACKAGE))

@@ -1,0 +1,194 @@
+"""Models and contexts of llama.cpp as objects: numpy in, numpy out, freed with their owner.
+
+A context is the state of one sequence. What llama.cpp would answer with an abort of the whole
+process (more output rows than reserved, positions past the end) is an assertion here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash.backends.gguf.layout import Batch
+from dflash.backends.gguf.library import Library
+from dflash.errors import CheckpointError, OutOfMemory
+
+Floats = NDArray[np.float32]
+Array = NDArray[Any]
+OUTPUTS = 64  # most rows of a pass whose logits are wanted
+MULTI_SECTION = (8, 40)  # rope types whose feature rows have four positions (M-RoPE)
+FULL = "the context is full: start with a larger n_ctx, or a shorter prompt"
+
+
+class Model:
+    """Weights and vocabulary of one GGUF file."""
+
+    order = 1  # of freeing
+
+    def __init__(
+        self, library: Library, file: Path, *, gpu_layers: int = -1, repack: bool = True
+    ) -> None:
+        """Raises CheckpointError with llama.cpp's own words when it cannot load the file."""
+        params = library.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.use_extra_bufts = repack
+        with library.listening() as errors:
+            handle = library.llama_model_load_from_file(os.fsencode(file), params)
+        if not handle:
+            raise CheckpointError(f"llama.cpp cannot load {file}: {_told(errors)}")
+        self.library, self.handle, self.file = library, ctypes.c_void_p(handle), file
+        self._free = weakref.finalize(self, library.llama_model_free, self.handle)
+        self._free.atexit = False  # the library sees to that
+        library.owners.add(self)
+        self.vocab = ctypes.c_void_p(library.llama_model_get_vocab(self.handle))
+        self.vocab_size = int(library.llama_vocab_n_tokens(self.vocab))
+        self.width = int(library.llama_model_n_embd(self.handle))
+        self.layers = int(library.llama_model_n_layer(self.handle))
+        self.context_length = int(library.llama_model_n_ctx_train(self.handle))
+        self.bytes = int(library.llama_model_size(self.handle))
+        self.rope_type = int(library.llama_model_rope_type(self.handle))
+        self.recurrent = bool(
+            library.llama_model_is_recurrent(self.handle)
+            or library.llama_model_is_hybrid(self.handle)
+        )
+
+    def close(self) -> None:
+        """Free the weights; idempotent. Contexts are closed first."""
+        self._free()
+
+
+class Context:
+    """One sequence of ``model``: its cache, and the buffers of its calls."""
+
+    order = 0
+
+    def __init__(self, model: Model, params: Any, *, width: int = 0) -> None:
+        """``params`` are llama.cpp's; ``width`` is that of rows of features, where it takes any.
+
+        Raises OutOfMemory when there is no room, with llama.cpp's own words.
+        """
+        library = model.library
+        params.n_outputs_max = min(OUTPUTS, params.n_batch)
+        params.n_outputs_max_per_seq = params.n_outputs_max
+        with library.listening() as errors:
+            handle = library.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise OutOfMemory(
+                f"llama.cpp cannot make a context of {params.n_ctx} tokens: {_told(errors)}. "
+                "A smaller context, or fewer layers on the GPU, needs less"
+            )
+        self.model, self.library, self.handle = model, library, ctypes.c_void_p(handle)
+        # the finaliser holds the model too: whatever goes first, weights outlive their contexts
+        self._free = weakref.finalize(self, _free, library, self.handle, model)
+        self._free.atexit = False
+        library.owners.add(self)
+        self.memory = ctypes.c_void_p(library.llama_get_memory(self.handle))
+        self.size = int(library.llama_n_ctx(self.handle))
+        self.most = int(params.n_batch)
+        self.before_pass: Callable[[], None] | None = None
+        self._logits = library.llama_get_logits
+        self._decode = library.llama_decode
+        self._make_buffers(width)
+
+    def _make_buffers(self, width: int) -> None:
+        most = self.most
+        self._token = np.zeros(most, np.int32)
+        self._sections = 4 if self.model.rope_type in MULTI_SECTION else 1
+        self._pos = np.zeros(most * self._sections, np.int32)
+        self._wanted = np.zeros(most, np.int8)
+        self._ones = np.ones(most, np.int32)
+        self._zero = np.zeros(1, np.int32)
+        self._sequences = np.full(most, self._zero.ctypes.data, np.uintp)
+        self._batch = Batch(0, self._token.ctypes.data, None, *self._places())
+        self._rows = np.zeros((most, width), np.float32) if width else None
+        if self._rows is not None:
+            self._feature_batch = Batch(0, None, self._rows.ctypes.data, *self._places())
+
+    def _places(self) -> tuple[Any, ...]:
+        wanted = self._wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+        return (self._pos.ctypes.data, self._ones.ctypes.data, self._sequences.ctypes.data, wanted)
+
+    def run(self, tokens: Sequence[int], start: int, outputs: int) -> None:
+        """Run ``tokens`` at positions from ``start``; the last ``outputs`` rows give logits."""
+        count = len(tokens)
+        assert 0 < count <= self.most, f"{count} rows in one pass of at most {self.most}"
+        assert outputs <= min(OUTPUTS, self.most), f"logits of {outputs} rows at once"
+        self._token[:count] = tokens
+        self._call(self._batch, count, start, outputs)
+
+    def feed(self, rows: Floats, start: int) -> None:
+        """Feature rows [n, width] into the cache at positions from ``start``; no logits."""
+        assert self._rows is not None, "this context takes no features"
+        for at in range(0, len(rows), self.most):
+            part = rows[at : at + self.most]
+            self._rows[: len(part)] = part
+            self._call(self._feature_batch, len(part), start + at, 0)
+
+    def _call(self, batch: Batch, count: int, start: int, outputs: int) -> None:
+        assert start + count <= self.size, FULL
+        self._pos[:count] = np.arange(start, start + count, dtype=np.int32)
+        if self._sections > 1 and batch.embd:  # sections one after the other; text has three alike
+            self._pos[: 4 * count] = np.append(np.tile(self._pos[:count], 3), [0] * count)
+        self._wanted[:count] = 0
+        self._wanted[count - outputs : count] = 1
+        batch.n_tokens = count
+        if self.before_pass is not None:
+            self.before_pass()
+        with self.library.listening() as errors:
+            status = self._decode(self.handle, batch)
+        if status != 0:
+            raise OutOfMemory(f"llama.cpp's decode failed with status {status}: {_told(errors)}")
+
+    def logits(self, rows: int) -> Floats:
+        """Logits [rows, V] of the last pass; llama.cpp's memory, good until the next one."""
+        return rows_at(self._logits(self.handle), rows, self.model.vocab_size)
+
+    def rollback(self, length: int) -> bool:
+        """Forget positions from ``length`` on. False: this memory cannot, and has not."""
+        return bool(self.library.llama_memory_seq_rm(self.memory, 0, length, -1))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.library.llama_memory_clear(self.memory, True)
+
+    def save(self) -> NDArray[np.uint8]:
+        """The cache as bytes, for `restore` into any context of the same kind."""
+        size = self.library.llama_state_seq_get_size(self.handle, 0)
+        state = np.empty(size, np.uint8)
+        self.library.llama_state_seq_get_data(self.handle, state.ctypes.data, size, 0)
+        return state
+
+    def restore(self, state: NDArray[np.uint8]) -> None:
+        """Replace the cache by a saved one."""
+        taken = self.library.llama_state_seq_set_data(
+            self.handle, state.ctypes.data, state.nbytes, 0
+        )
+        assert taken == state.nbytes, "a cache was saved that does not fit here"
+
+    def close(self) -> None:
+        """Free it; idempotent."""
+        self._free()
+
+
+def _free(library: Library, handle: Any, _: Model) -> None:
+    library.llama_free(handle)
+
+
+def rows_at(pointer: Any, rows: int, width: int) -> Floats:
+    """``[rows, width]`` float32 over llama.cpp's memory."""
+    assert pointer, "llama.cpp has no such output"
+    address = ctypes.addressof(pointer.contents)
+    block = (ctypes.c_float * (rows * width)).from_address(address)
+    found: Floats = np.frombuffer(memoryview(block), np.float32).reshape(rows, width)
+    return found
+
+
+def _told(errors: list[str]) -> str:
+    return "; ".join(errors[-3:]) or "it gives no reason"

@@ -1,0 +1,143 @@
+"""The features a draft reads: what enters certain layers of the target, row by row.
+
+Many architectures hand these out themselves; asking one that does not aborts the process, so they
+are listed. For all others the evaluation callback copies the output of the layer before, which is
+the same numbers; it is called for every node of the graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dflash.backends.gguf.native import Context, Floats, rows_at
+from dflash.errors import PairError
+
+NATIVE = frozenset(
+    {
+        *("llama", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "qwen4exp"),
+        *("gemma4", "gpt-oss", "lfm2", "minimax-m2", "minimax-01", "bailingmoe3", "nemotron_h"),
+        *("nanbeige", "hunyuan_vl", "mimo2", "muse-glimmer", "deepseek4", "k2-horizon"),
+    }
+)
+"""``general.architecture`` of files whose graph publishes the inputs of its layers."""
+AFTER_LAST = frozenset({"mimo2", "nemotron_h", "deepseek4"})
+"""Those that also publish what leaves the last layer."""
+
+_Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+
+
+def is_native(architecture: str) -> bool:
+    """Whether a target of this architecture publishes its layers' inputs."""
+    return architecture in NATIVE
+
+
+class Taps(Protocol):
+    """Captures features of the passes of one context."""
+
+    def prepare(self, params: Any) -> None:
+        """Change the parameters of the context to be made."""
+
+    def attach(self, context: Context) -> None:
+        """Take the context that was made."""
+
+    def rows(self, count: int) -> Floats | None:
+        """A copy of the first ``count`` rows [count, L*E] of the last pass; None without taps."""
+
+
+def make_taps(architecture: str, ids: Sequence[int], width: int) -> Taps:
+    """Taps for input-of-layer ``ids`` of a target that is ``width`` wide."""
+    if not ids:
+        return NoTaps()
+    kind = NativeTaps if is_native(architecture) else CallbackTaps
+    return kind(ids, width)
+
+
+class NoTaps:
+    """Nothing is captured."""
+
+    def prepare(self, params: Any) -> None:
+        """Nothing to prepare."""
+
+    def attach(self, context: Context) -> None:
+        """Nothing to take."""
+
+    def rows(self, count: int) -> Floats | None:  # noqa: ARG002 - the protocol
+        """None."""
+        return None
+
+
+class NativeTaps:
+    """From llama.cpp's own buffers of layer inputs."""
+
+    def __init__(self, ids: Sequence[int], width: int) -> None:
+        """``ids`` in the order of the draft's features."""
+        self._ids, self._width = tuple(ids), width
+
+    def prepare(self, params: Any) -> None:
+        """Nothing to prepare."""
+
+    def attach(self, context: Context) -> None:
+        """Switch the buffers on."""
+        self._handle = context.handle
+        self._get = context.library.get_layer_input
+        for tap in self._ids:
+            context.library.set_layer_input(context.handle, tap, True)
+
+    def rows(self, count: int) -> Floats:
+        """As the protocol says."""
+        parts = [rows_at(self._get(self._handle, tap), count, self._width) for tap in self._ids]
+        return np.concatenate(parts, axis=1)
+
+
+class CallbackTaps:
+    """From the outputs of the layers before, copied while the graph is computed."""
+
+    def __init__(self, ids: Sequence[int], width: int) -> None:
+        """``ids`` in the order of the draft's features; 0 (the embedding) is not offered."""
+        self._names = tuple(f"l_out-{tap - 1}".encode() for tap in ids)
+        self._width = width
+        self._library: Any = None
+        self._parts: dict[bytes, list[Floats]] = {name: [] for name in self._names}
+        self._callback = _Callback(self._take)  # the context keeps the pointer
+
+    def prepare(self, params: Any) -> None:
+        """Put the callback in."""
+        params.cb_eval = ctypes.cast(self._callback, ctypes.c_void_p).value
+
+    def attach(self, context: Context) -> None:
+        """What was captured while the context was made is dropped."""
+        self._library = context.library
+        context.before_pass = self._clear
+        self._clear()
+
+    def rows(self, count: int) -> Floats:
+        """As the protocol says. Raises PairError for a graph that names its layers otherwise."""
+        if any(not parts for parts in self._parts.values()):
+            raise PairError(
+                "llama.cpp's graph of this target does not show the outputs of its layers, so a "
+                "draft cannot read them: decode without a draft, or with --draft ngram"
+            )
+        taps = [np.concatenate(self._parts[name])[:count] for name in self._names]
+        return np.concatenate(taps, axis=1)
+
+    def _clear(self) -> None:
+        for parts in self._parts.values():
+            parts.clear()
+
+    def _take(self, tensor: int, ask: bool, _: Any) -> bool:
+        library = self._library
+        if library is None:
+            return False
+        name = library.ggml_get_name(tensor)
+        wanted = name in self._parts
+        if ask or not wanted:
+            return wanted or not ask
+        size = library.ggml_nbytes(tensor)
+        copy = np.empty((size // (4 * self._width), self._width), np.float32)
+        library.ggml_backend_tensor_get(tensor, copy.ctypes.data, 0, size)
+        self._parts[name].append(copy)
+        return True

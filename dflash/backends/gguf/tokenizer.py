@@ -1,0 +1,111 @@
+"""The tokenizer of a GGUF file: llama.cpp's own, and the chat template in the file's metadata."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from dflash.backends.gguf.native import Model
+from dflash.errors import MissingBackend
+
+CONTROL = 3  # token type in the metadata
+PIECE = 256  # bytes of the longest token; longer ones ask again
+
+
+class GgufTokenizer:
+    """The ``Tokenizer`` protocol over the vocabulary of a model."""
+
+    def __init__(self, model: Model, metadata: Mapping[str, Any]) -> None:
+        """``metadata`` is the file's; the model is borrowed."""
+        self._model, self._library = model, model.library
+        self.chat_template: str | None = metadata.get("tokenizer.chat_template")
+        bos, eos = (getattr(self._library, f"llama_vocab_{n}")(model.vocab) for n in ("bos", "eos"))
+        self.bos_token_id: int | None = bos if bos >= 0 else None
+        self.eos_token_id: int | None = eos if eos >= 0 else None
+        self.add_bos_token = bool(self._library.llama_vocab_get_add_bos(model.vocab))
+        self._kinds = metadata.get("tokenizer.ggml.token_type") or []
+        texts = metadata.get("tokenizer.ggml.tokens") or []
+        self._names = {
+            name: texts[i] if i is not None and i < len(texts) else ""
+            for name, i in (("bos_token", self.bos_token_id), ("eos_token", self.eos_token_id))
+        }
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids; markers such as ``<|im_start|>`` in the text become their tokens."""
+        raw = text.encode()
+        size = len(raw) + 8
+        while True:
+            ids = (ctypes.c_int32 * size)()
+            count = self._library.llama_tokenize(
+                self._model.vocab, raw, len(raw), ids, size, False, True
+            )
+            if count >= 0:
+                return list(ids[:count])
+            size = -count
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text, special tokens left out; bytes that are no character print as U+FFFD."""
+        words = self.vocabulary
+        return b"".join(words[token] for token in ids).decode(errors="replace")
+
+    @cached_property
+    def vocabulary(self) -> tuple[bytes, ...]:
+        """What each token prints; control tokens print nothing."""
+        return tuple(self._piece(token) for token in range(self._model.vocab_size))
+
+    def __len__(self) -> int:
+        """Tokens, control tokens included."""
+        return self._model.vocab_size
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **_: Any
+    ) -> str:
+        """Messages as the file's template writes them. Raises jinja2.TemplateError, and
+        MissingBackend without jinja2."""
+        text: str = self._template.render(
+            messages=messages, add_generation_prompt=add_generation_prompt, **self._names
+        )
+        return text
+
+    @cached_property
+    def _template(self) -> Any:
+        try:
+            from jinja2 import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as problem:
+            raise MissingBackend(
+                "chat templates need jinja2: pip install 'dflash-engine[gguf]'"
+            ) from problem
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        return environment.from_string(self.chat_template or "")
+
+    def _piece(self, token: int) -> bytes:
+        if token < len(self._kinds) and self._kinds[token] == CONTROL:
+            return b""  # whatever llama.cpp makes of it: it prints some that belong to a family
+        size = PIECE
+        while True:
+            text = ctypes.create_string_buffer(size)
+            count = self._library.llama_token_to_piece(
+                self._model.vocab, token, text, size, 0, False
+            )
+            if count >= 0:
+                return text.raw[:count]
+            size = -count
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """As transformers writes it: nothing escaped for HTML, letters as they are."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -1,0 +1,213 @@
+"""`SpecConfig` and `SpeculativeType`: llama-cpp-python's words for speculative decoding.
+
+Fields, defaults and the kinds of errors are those its users know; the engine behind is ours.
+Not promised: methods that this package does not draft with on llama.cpp, which validate refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+
+class SpeculativeType(IntEnum):
+    """How drafts are made. DFlash2 is no type of its own: the file decides."""
+
+    NONE = 0
+    DRAFT_SIMPLE = 1
+    DRAFT_EAGLE3 = 2
+    DRAFT_MTP = 3
+    DRAFT_DFLASH = 4
+    DRAFT_DSPARK = 5
+    NGRAM_SIMPLE = 6
+    NGRAM_MAP_K = 7
+    NGRAM_MAP_K4V = 8
+    NGRAM_MOD = 9
+    NGRAM_CACHE = 10
+    COUNT = 11
+
+    @property
+    def is_none(self) -> bool:
+        """No drafts."""
+        return self is SpeculativeType.NONE
+
+    @property
+    def is_draft(self) -> bool:
+        """Drafts of a model."""
+        return SpeculativeType.DRAFT_SIMPLE <= self <= SpeculativeType.DRAFT_DSPARK
+
+    @property
+    def is_ngram(self) -> bool:
+        """Drafts looked up in a text."""
+        return SpeculativeType.NGRAM_SIMPLE <= self <= SpeculativeType.NGRAM_CACHE
+
+    @property
+    def is_eagle3(self) -> bool:
+        """An EAGLE-3 draft."""
+        return self is SpeculativeType.DRAFT_EAGLE3
+
+    @property
+    def is_mtp(self) -> bool:
+        """The target's own heads."""
+        return self is SpeculativeType.DRAFT_MTP
+
+    @property
+    def is_dflash(self) -> bool:
+        """A DFlash or DFlash2 sidecar."""
+        return self is SpeculativeType.DRAFT_DFLASH
+
+    @property
+    def is_dspark(self) -> bool:
+        """A DSpark sidecar."""
+        return self is SpeculativeType.DRAFT_DSPARK
+
+    def to_str(self) -> str:
+        """The name with hyphens: draft-dflash, ngram-map-k, ..."""
+        if self is SpeculativeType.COUNT:
+            return "unknown"
+        return self.name.lower().replace("_", "-")
+
+    @classmethod
+    def from_str(cls, name: str) -> SpeculativeType:
+        """The type of a name; case, blanks, hyphens and underscores do not matter. Raises
+        ValueError for a name nobody knows."""
+        key = name.strip().lower().replace("_", "-").replace(" ", "-")
+        known = {kind.to_str(): kind for kind in cls if kind is not cls.COUNT} | {
+            "dflash": cls.DRAFT_DFLASH,
+            "mtp": cls.DRAFT_MTP,
+            "eagle3": cls.DRAFT_EAGLE3,
+            "dspark": cls.DRAFT_DSPARK,
+            "simple": cls.DRAFT_SIMPLE,
+            "ngram-k": cls.NGRAM_MAP_K,
+            "ngram-k4v": cls.NGRAM_MAP_K4V,
+        }
+        if key not in known:
+            raise ValueError(f"Unknown speculative type: {name!r}. Known: {', '.join(known)}")
+        return known[key]
+
+
+IMPLEMENTED = (
+    SpeculativeType.NONE,
+    SpeculativeType.DRAFT_DFLASH,
+    SpeculativeType.NGRAM_SIMPLE,
+)
+
+
+@dataclass
+class SpecConfig:
+    """How `Llama` speculates. ``draft_n_max`` counts drafts, the anchor not among them."""
+
+    spec_type: SpeculativeType = SpeculativeType.NONE
+    draft_n_max: int = 3
+    draft_n_min: int = 0
+    draft_p_split: float = 0.1
+    draft_p_min: float = 0.0
+    draft_model_path: str | None = None
+    draft_n_gpu_layers: int | str = "auto"
+    draft_n_threads: int | None = None
+    draft_n_threads_batch: int | None = None
+    draft_cpu_moe: bool = False
+    draft_n_cpu_moe: int = 0
+    draft_tensor_buft_overrides: Any = None
+    draft_type_k: Any = None
+    draft_type_v: Any = None
+    draft_devices: Sequence[Any] = field(default_factory=list)
+    draft_backend_sampling: bool = True
+    ngram_size_n: int = 12
+    ngram_size_m: int = 48
+    ngram_min_hits: int = 1
+    ngram_max_entries_per_key: int | None = None
+    ngram_mod_n_match: int = 24
+    ngram_mod_n_max: int = 64
+    ngram_mod_n_min: int = 48
+    lookup_cache_dynamic: str | None = None
+    lookup_cache_static: str | None = None
+    draft_model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Batches of the draft use as many threads as its single tokens unless told otherwise."""
+        if self.draft_n_threads_batch is None:
+            self.draft_n_threads_batch = self.draft_n_threads
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is drafted."""
+        return not self.spec_type.is_none
+
+    def resolved_draft_n_gpu_layers(self) -> int:
+        """llama.cpp's number: -1 as many as fit, -2 all. Raises ValueError."""
+        words = {"auto": -1, "all": -2}
+        value = self.draft_n_gpu_layers
+        if isinstance(value, str):
+            if value.strip().lower() not in words:
+                raise ValueError(
+                    f'SpecConfig: draft_n_gpu_layers is a number, "auto" or "all", got {value!r}'
+                )
+            return words[value.strip().lower()]
+        if isinstance(value, bool) or value < -2:
+            raise ValueError(f"SpecConfig: draft_n_gpu_layers must be -2 or more, got {value!r}")
+        return value
+
+    def max_draft_tokens(self) -> int:
+        """Most drafts of a round; 0 when nothing is drafted."""
+        return self.draft_n_max if self.enabled else 0
+
+    def validate(self) -> None:
+        """Raise NotImplementedError for a method that cannot run, ValueError for bad values."""
+        if self.spec_type.is_none:
+            return
+        if self.spec_type not in IMPLEMENTED:
+            known = ", ".join(kind.to_str() for kind in IMPLEMENTED)
+            raise NotImplementedError(
+                f"SpecConfig: drafting by {self.spec_type.to_str()} is not implemented on "
+                f"llama.cpp here; {known} are"
+            )
+        for name, value, holds, words in self._rules():
+            if not holds(value):
+                raise ValueError(f"SpecConfig: {name} must be {words}, got {value!r}")
+        if self.spec_type.is_dflash and not self.draft_model_path:
+            raise ValueError(
+                f"SpecConfig: {self.spec_type.to_str()} needs draft_model_path, the sidecar's .gguf"
+            )
+        self.resolved_draft_n_gpu_layers()
+
+    def _rules(self) -> list[tuple[str, Any, Callable[[Any], bool], str]]:
+        def positive(value: Any) -> bool:
+            return value is None or bool(value > 0)
+
+        def share(value: Any) -> bool:
+            return bool(0 <= value <= 1)
+
+        more_than_none = [
+            *("draft_n_max", "ngram_size_n", "ngram_size_m", "ngram_min_hits"),
+            *("ngram_mod_n_match", "ngram_mod_n_max", "ngram_mod_n_min"),
+            *("draft_n_threads", "draft_n_threads_batch", "ngram_max_entries_per_key"),
+        ]
+        rules = [(n, getattr(self, n), positive, "more than 0") for n in more_than_none]
+        most = self.draft_n_max
+        return [
+            *rules,
+            (
+                "draft_n_min",
+                self.draft_n_min,
+                lambda value: 0 <= value <= most,
+                f"between 0 and draft_n_max {most}",
+            ),
+            ("draft_p_split", self.draft_p_split, share, "between 0 and 1"),
+            ("draft_p_min", self.draft_p_min, share, "between 0 and 1"),
+            ("draft_n_cpu_moe", self.draft_n_cpu_moe, lambda value: value >= 0, "0 or more"),
+        ]
+
+
+def speculative_output_limits(n_batch: int, n_parallel: int, n_draft: int) -> tuple[int, int]:
+    """(rows with logits in a batch, of one sequence): a sequence needs its anchor and its drafts.
+
+    Raises ValueError for numbers that are not positive.
+    """
+    for name, value in (("n_batch", n_batch), ("n_parallel", n_parallel), ("n_draft", n_draft)):
+        if value <= 0:
+            raise ValueError(f"{name} must be more than 0, got {value}")
+    one = min(n_batch, 1 + n_draft)
+    return min(n_batch, n_parallel * one), one

@@ -1,0 +1,438 @@
+"""GGUF pairs on llama.cpp: files are checked before it sees them, and drafts are those of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("xllamacpp")
+
+from dflash.backends.gguf import layout, open_pair  # noqa: E402 - after the checks
+from dflash.backends.gguf.library import library  # noqa: E402
+from dflash.backends.gguf.taps import CallbackTaps, NativeTaps  # noqa: E402
+from dflash.backends.torch import open_pair as open_torch  # noqa: E402
+from dflash.config import GgufOptions, LoadConfig  # noqa: E402
+from dflash.core.types import Plan, Request, Sampling  # noqa: E402
+from dflash.engine import Engine  # noqa: E402
+from dflash.errors import (  # noqa: E402
+    CheckpointError,
+    ConfigError,
+    DFlashError,
+    MissingBackend,
+    PairError,
+    WeightsError,
+)
+from dflash.gguf_file import read_header  # noqa: E402
+from dflash.opening import backend_of  # noqa: E402
+
+from .gguf_files import DFLASH2, edited, save_folder, save_sidecar  # noqa: E402
+from .tiny import save_target, tiny_target, tiny_tokenizer  # noqa: E402
+from .tiny_gguf import write_gguf  # noqa: E402
+
+V1: dict[str, Any] = {"mask_token_id": 300, "target_layer_ids": [0, 2]}
+EXACT = GgufOptions(type_k="f32", type_v="f32", flash_attn="off", n_batch=64, n_ubatch=64)
+PROMPT = [71, 103, 35, 90, 120, 33, 64, 300, 17, 5, 411, 88]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tiny Llama and its drafts, as folders and as GGUF files."""
+    folder, model = tmp_path_factory.mktemp("gguf"), tiny_target("llama")
+    target = write_gguf(folder / "target.gguf", model, tiny_tokenizer())
+    return {
+        "target": target,
+        "target folder": save_target(model, tiny_tokenizer(), folder / "target"),
+        "v1": save_sidecar(folder / "v1.gguf", target),
+        "v1 folder": save_folder(folder / "v1"),
+        "v2": save_sidecar(folder / "v2.gguf", target, **DFLASH2),
+        "v2 folder": save_folder(folder / "v2", **DFLASH2),
+    }
+
+
+def pair(files: dict[str, Path], draft: Path | None, **options: Any) -> Any:
+    given = EXACT if not options else GgufOptions(**{**_plain(EXACT), **options})
+    name = None if draft is None else str(draft)
+    return open_pair(LoadConfig(str(files["target"]), name, threads=1, gguf=given))
+
+
+def _plain(options: GgufOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in options.__slots__}
+
+
+# --- files that llama.cpp would abort on, or load and run wrongly ---------------------------------
+
+
+def other_tokens(file: Path) -> list[str]:
+    texts = list(read_header(file).metadata["tokenizer.ggml.tokens"])
+    texts[100], texts[101] = texts[101], texts[100]
+    return texts
+
+
+FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], type[DFlashError], str]] = {
+    "no target layers": ("v1", {"dflash.target_layers": None}, {}, CheckpointError, "target_layer"),
+    "a missing tensor": ("v1", {}, {"blk.1.attn_q.weight": None}, WeightsError, "blk.1.attn_q"),
+    "fc of another width": ("v1", {}, {"fc.weight": (64, 100)}, WeightsError, r"fc.weight .*128"),
+    "v2 without its sizes": ("v2", {"dflash.conv_group_size": None}, {}, CheckpointError, "group"),
+    "v2 with too many candidates": (
+        "v2",
+        {"dflash.selector_top_k": 8},
+        {},
+        CheckpointError,
+        "at least 72",
+    ),
+    "a smaller vocabulary": (
+        "v1",
+        {"tokenizer.ggml.tokens": 400},
+        {},
+        PairError,
+        "512 tokens and the draft 400",
+    ),
+    "no mask token": (
+        "v1",
+        {"tokenizer.ggml.mask_token_id": None},
+        {},
+        CheckpointError,
+        "mask_token_id",
+    ),
+    "a mask token outside": (
+        "v1",
+        {"tokenizer.ggml.mask_token_id": 512},
+        {},
+        PairError,
+        "mask token 512",
+    ),
+    "a tap after the last layer": ("v1", {"dflash.target_layers": [1, 4]}, {}, PairError, "0 to 3"),
+    "a tap far outside": ("v1", {"dflash.target_layers": [1, 99]}, {}, PairError, "layer 99"),
+    "tokens in another order": ("v1", {"tokenizer.ggml.tokens": None}, {}, PairError, "token 100"),
+    "another end of text": ("v1", {"tokenizer.ggml.eos_token_id": 7}, {}, PairError, "eos"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_sidecar_is_one_error_before_llama_cpp_sees_it(
+    fault: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, keys, shapes, error, words = FAULTS[fault]
+    tokens = keys.get("tokenizer.ggml.tokens", ...)
+    if tokens is None:
+        keys = {**keys, "tokenizer.ggml.tokens": other_tokens(files[kind])}
+    elif tokens is not ...:
+        texts = read_header(files[kind]).metadata["tokenizer.ggml.tokens"]
+        keys = {**keys, "tokenizer.ggml.tokens": texts[:tokens]}
+    tensors = {k: None if s is None else np.zeros(s, np.float32) for k, s in shapes.items()}
+    bad = edited(files[kind], tmp_path / "bad.gguf", keys, tensors)
+    monkeypatch.setattr("dflash.backends.gguf.pair.library", _never)
+    with pytest.raises(error, match=words):
+        pair(files, bad)
+
+
+def test_a_file_edited_into_itself_still_runs(files: dict[str, Path], tmp_path: Path) -> None:
+    same = edited(files["v1"], tmp_path / "same.gguf")
+    with Engine(pair(files, same)) as engine:
+        assert engine.generate(PROMPT, max_tokens=9, block_size=4).stats.drafted
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_draft_of_another_width_is_refused(
+    own: bool, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tables(tensors: dict[str, Any]) -> None:
+        if own:
+            tensors["embed_tokens.weight"] = np.zeros((512, 32), np.float32)
+            tensors["lm_head.weight"] = np.zeros((512, 32), np.float32)
+
+    narrow = {"hidden_size": 32, "target_hidden_size": 32}
+    wide = edited(files["target"], tmp_path / "narrow.gguf", {"llama.embedding_length": 32})
+    bad = save_sidecar(tmp_path / "bad.gguf", wide, edit=tables, **narrow)
+    monkeypatch.setattr("dflash.backends.gguf.pair.library", _never)
+    with pytest.raises(PairError, match="64 wide and the draft 32"):
+        pair(files, bad)
+
+
+def test_other_files_are_named_for_what_they_are(files: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such file"):
+        pair(files, tmp_path / "nowhere.gguf")
+    with pytest.raises(CheckpointError, match="'llama' model, not a DFlash sidecar"):
+        pair(files, files["target"])
+    with pytest.raises(CheckpointError, match=r"a draft .dflash., not a target"):
+        open_pair(LoadConfig(str(files["v1"])))
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(files["target"].read_bytes()[:-5000])
+    with pytest.raises(CheckpointError, match="ends before the tensor"):
+        open_pair(LoadConfig(str(cut)))
+    cut.write_bytes(b"no GGUF")
+    with pytest.raises(CheckpointError, match="not a GGUF file"):
+        open_pair(LoadConfig(str(cut)))
+
+
+def _never() -> None:
+    raise AssertionError("llama.cpp was called")
+
+
+# --- the library ----------------------------------------------------------------------------------
+
+
+def test_an_unknown_version_of_the_wheel_is_refused() -> None:
+    with pytest.raises(MissingBackend, match="xllamacpp=="):
+        layout.check(library()._handle, "2030.1.1")
+
+
+def test_a_layout_that_moved_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = [("new", layout.c_size_t), *layout.ModelParams._fields_]
+    monkeypatch.setattr(
+        layout, "ModelParams", type("ModelParams", (layout.Structure,), {"_fields_": moved})
+    )
+    with pytest.raises(MissingBackend, match="not the build known"):
+        layout.check(_Fresh(), layout.VERSIONS[-1])
+
+
+class _Fresh:
+    """The library's two functions of defaults, unbound."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        handle = ctypes.CDLL(str(library().path))
+        self.llama_model_default_params = handle.llama_model_default_params
+        self.llama_context_default_params = handle.llama_context_default_params
+
+
+# --- drafts ---------------------------------------------------------------------------------------
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "v1": {},
+    "v2": DFLASH2,
+    "causal": {"is_causal": True},
+    "interleaved rope": {"is_neox_style": False},
+    "half of a head rotated": {"partial_rotary_factor": 0.5},
+    "sliding window": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "is_causal": False,
+    },
+    "yarn": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        }
+    },
+    "scaled embeddings": {"dflash_config": {**V1, "input_embedding_scale": 3.0}},
+    "gelu": {"hidden_act": "gelu_pytorch_tanh"},
+    "soft cap": {"dflash_config": {**V1, "final_logit_softcapping": 2.0}},
+    "one KV head": {"num_key_value_heads": 1, "num_hidden_layers": 3},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_sidecar_drafts_as_torch_does_on_the_same_features(
+    variant: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    changes = VARIANTS[variant]
+    folder = str(save_folder(tmp_path / "draft", **changes))
+    ours = pair(files, save_sidecar(tmp_path / "draft.gguf", files["target"], **changes))
+    theirs = open_torch(LoadConfig(str(files["target folder"]), folder, pack_weights=False))
+    asked = Request(PROMPT, 60)
+    target, drafts = theirs.open_target(256), theirs.open_drafts(256)
+    mine = ours.open_drafts(256)[0]
+    drafts[0].begin(asked, 0)
+    mine.begin(asked, 0)
+    for verdict in target.prefill(asked, 0):
+        _tell(drafts[0], mine, verdict, verdict.rows)
+    for rows in (5, 1, 3, 5, 2, 5, 4, 5):
+        proposed = [draft.propose(Plan(0, rows, rows)) for draft in (drafts[0], mine)]
+        one, other = ([int(t) for t in p.tokens] for p in proposed)
+        assert one == other
+        verdict = target.verify(proposed[0])
+        target.commit(len(verdict.tokens))
+        _tell(drafts[0], mine, verdict, len(verdict.tokens))
+    mine.close()
+    ours.close()
+
+
+def _tell(theirs: Any, ours: Any, verdict: Any, rows: int) -> None:
+    from dataclasses import replace
+
+    theirs.commit(verdict, rows)
+    ours.commit(replace(verdict, features=verdict.features.numpy()), rows)
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_whole_run_is_that_of_torch(
+    kind: str, temperature: float, files: dict[str, Path]
+) -> None:
+    options: Any = {"max_tokens": 40, "block_size": 6, "temperature": temperature, "seed": 3}
+    with Engine(pair(files, files[kind])) as engine:
+        ours = engine.generate(PROMPT, **options)
+    load = LoadConfig(str(files["target folder"]), str(files[f"{kind} folder"]), dtype="float32")
+    with Engine(open_torch(load)) as engine:
+        theirs = engine.generate(PROMPT, **options)
+    assert ours.token_ids == theirs.token_ids
+    if kind == "v1" or not temperature:  # torch draws DFlash2's candidates in its own order
+        assert ours.stats.histogram == theirs.stats.histogram
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_rejection_keeps_some_of_what_a_sampled_sidecar_proposes(
+    kind: str, files: dict[str, Path]
+) -> None:
+    with Engine(pair(files, files[kind])) as engine:
+        stats = engine.generate(PROMPT, max_tokens=80, block_size=6, temperature=1.5).stats
+    assert stats.drafted and stats.accepted
+
+
+def test_a_least_probability_shortens_blocks_and_a_least_length_drops_them(
+    files: dict[str, Path],
+) -> None:
+    for kind in ("v1", "v2"):
+        drafted = []
+        for options in ({}, {"draft_p_min": 0.3}, {"draft_p_min": 1.0}, {"draft_n_min": 6}):
+            with Engine(pair(files, files[kind], **options)) as engine:
+                found = engine.generate(PROMPT, max_tokens=30, block_size=6)
+            drafted.append(found.stats.drafted)
+        assert drafted[0] > drafted[1] >= drafted[2] == drafted[3] == 0
+
+
+@pytest.mark.parametrize("stored", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_every_stored_type_loads_and_changes_no_text(
+    stored: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    draft = save_sidecar(tmp_path / "draft.gguf", files["target"], stored=stored)
+    with Engine(pair(files, None)) as engine:
+        plain = engine.generate(PROMPT, max_tokens=20, block_size=1).token_ids
+    with Engine(pair(files, draft)) as engine:
+        found = engine.generate(PROMPT, max_tokens=20, block_size=6)
+    assert found.token_ids == plain
+    assert found.stats.drafted
+
+
+def test_a_reduced_vocabulary_proposes_its_own_tokens_only(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    kept = np.arange(3, 503, 5)
+
+    def reduce(tensors: dict[str, Any]) -> None:
+        head = tiny_target("llama").lm_head.weight.detach().numpy()
+        tensors["lm_head.weight"] = head[kept]
+        tensors["d2t"] = kept - np.arange(len(kept))
+
+    draft = save_sidecar(
+        tmp_path / "draft.gguf", files["target"], edit=reduce, draft_vocab_size=len(kept)
+    )
+    with Engine(pair(files, draft)) as engine:
+        plain = engine.generate(PROMPT, max_tokens=20, block_size=1).token_ids
+        assert engine.generate(PROMPT, max_tokens=20, block_size=6).token_ids == plain
+        lease = engine._sessions.take(PROMPT, 64)
+        session = lease.drafts[0]
+        assert set(session.propose(Plan(0, 5, 5)).tokens) <= set(kept.tolist())
+    wrong = np.arange(100)
+    wrong[1] = 0
+    bad = edited(draft, tmp_path / "bad.gguf", {}, {"d2t": wrong})
+    with pytest.raises(WeightsError, match="d2t does not name different tokens"):
+        pair(files, bad)
+
+
+def test_a_sidecar_with_text_positions_of_m_rope_drafts_the_same(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    sections = {"dflash.rope.dimension_sections": [8, 0, 0, 0]}
+    draft = edited(files["v1"], tmp_path / "mrope.gguf", sections)
+    runs = []
+    for file in (files["v1"], draft):
+        with Engine(pair(files, file)) as engine:
+            runs.append(engine.generate(PROMPT, max_tokens=40, block_size=6))
+    assert runs[0].token_ids == runs[1].token_ids
+    assert runs[0].stats.histogram == runs[1].stats.histogram
+
+
+# --- taps -----------------------------------------------------------------------------------------
+
+
+def test_the_evaluation_callback_sees_what_native_taps_see(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = []
+    for native in (True, False):
+        monkeypatch.setattr("dflash.backends.gguf.taps.is_native", lambda _, n=native: n)
+        opened = pair(files, files["v1"])
+        context, taps = opened.open_context(200)
+        assert isinstance(taps, NativeTaps if native else CallbackTaps)
+        context.run(PROMPT * 3, 0, 1)
+        first = taps.rows(30)
+        context.run(PROMPT[:5], 36, 5)
+        rows.append((first, taps.rows(3)))
+        context.close()
+    for one, other in zip(*rows, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_gemma_target_is_read_through_the_callback(tmp_path: Path) -> None:
+    model, folder = tiny_target("gemma3"), tmp_path
+    target = write_gguf(folder / "gemma.gguf", model, tiny_tokenizer(), arch="gemma3")
+    draft = save_sidecar(folder / "draft.gguf", target)
+    load = LoadConfig(str(target), str(draft), threads=1, gguf=EXACT)
+    with Engine(open_pair(load)) as engine:
+        plain = engine.generate(PROMPT, max_tokens=30, block_size=1)
+        found = engine.generate(PROMPT, max_tokens=30, block_size=6)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.drafted
+
+
+# --- which backend --------------------------------------------------------------------------------
+
+
+def test_the_draft_of_a_gguf_target_decides_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(draft: str | None, backend: str = "auto") -> str:
+        return backend_of(LoadConfig("x.gguf", draft, backend))
+
+    assert chosen("draft.gguf") == "gguf"
+    assert chosen("folder") == "torch"
+    assert chosen(None) == chosen("ngram") == "torch"
+    assert chosen(None, "gguf") == chosen("ngram", "gguf") == "gguf"
+    monkeypatch.setattr("dflash.opening.find_spec", lambda _: None)
+    assert chosen(None) == chosen("ngram") == "gguf"
+    assert chosen("folder") == "torch"  # which will say what to install
+    with pytest.raises(ConfigError, match="not for gguf"):
+        chosen("folder", "gguf")
+    with pytest.raises(ConfigError, match="not for torch"):
+        chosen("draft.gguf", "torch")
+    with pytest.raises(ConfigError, match="both must be of one"):
+        backend_of(LoadConfig("folder", "draft.gguf"))
+
+
+def test_settings_of_torch_are_refused(files: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="dtype is not a setting of the gguf backend"):
+        open_pair(LoadConfig(str(files["target"]), dtype="float32"))
+
+
+# --- tokenizer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Hello, world's 12 items:\n\n  x = 42;", "naïve 日本語 🙂", "<|start|>user\n<|end|>", ""],
+)
+def test_text_is_encoded_as_by_transformers(text: str, files: dict[str, Path]) -> None:
+    opened, theirs = pair(files, None), tiny_tokenizer()
+    ids = opened.tokenizer.encode(text)
+    assert ids == theirs.encode(text, add_special_tokens=False)
+    assert opened.tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    messages = [{"role": "user", "content": text}]
+    assert opened.tokenizer.apply_chat_template(messages) == theirs.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    opened.close()
+
+
+def test_sampling_options_reach_both_sides(files: dict[str, Path]) -> None:
+    asked = Sampling(0.7, top_k=9, seed=4)
+    with Engine(pair(files, files["v1"])) as engine:
+        options: Any = {"temperature": 0.7, "top_k": 9, "seed": 4, "max_tokens": 20}
+        texts = {engine.generate(PROMPT, block_size=b, **options).token_ids for b in (1, 3, 6)}
+    assert asked.seed == 4 and len(texts) == 1
