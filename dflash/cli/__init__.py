@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from dflash.cli import bench, chat, doctor, generate, inspect, pull, serve, train
+from dflash.cli.compare import compare
 from dflash.cli.convert import convert
 from dflash.cli.output import emit_json, error, note, quiet_libraries
 from dflash.cli.verify import verify as audit
@@ -81,7 +82,7 @@ app = typer.Typer(
 )
 for command in (
     *(generate.generate, chat.chat, train.train, inspect.inspect, pull.pull),
-    *(audit, doctor.doctor, convert, serve.serve),
+    *(audit, doctor.doctor, convert, compare, serve.serve),
     *(bench.bench, bench.sweep),
 ):
     app.command()(command)

@@ -69,6 +69,11 @@ class GgufPair:
             raise ConfigError(
                 f"{given[0]} is not a setting of the gguf backend: a GGUF file says that itself"
             )
+        if load.force_dflash:
+            raise ConfigError(
+                "force_dflash needs a draft of another width, and llama.cpp runs a draft of the "
+                "target's own width only: use the draft's safetensors folder, on torch"
+            )
         if load.device not in (None, "cpu") and not library().llama_supports_gpu_offload():
             raise ConfigError(
                 f"device {load.device} was asked for, and this build of llama.cpp has no GPU in "

@@ -1,0 +1,110 @@
+"""``dflash compare``: what it says of a pair, and what it refuses before loading one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash.backends.toy import ToyModel, ToyPair
+from dflash.comparison import Trial, compare, divergence, settle_algorithm
+from dflash.engine import Engine
+from dflash.errors import ConfigError
+from dflash.gguf_file import read_header
+from tests.cli.running import run
+
+FLAGS = ("--prompt", "Once", "--max-tokens", 24, "--warmup-tokens", 4, "--runs", 2)
+
+
+def test_both_arms_are_compared_in_one_run() -> None:
+    found = run(
+        *("compare", "--model", "toy", "--draft", "toy:script:3,0"),
+        *("--draft-tokens", "3,7", "--json", *FLAGS),
+    )
+    assert found.code == 0
+    result = json.loads(found.out)
+    assert result["same"] and result["algorithm"] == "dflash"
+    assert [arm["draft_tokens"] for arm in result["arms"]] == [0, 3, 7]
+    for arm in result["arms"]:
+        assert arm["tokens_match"] and arm["deterministic"] and arm["first_divergence"] is None
+    assert result["arms"][2]["rollbacks"] == result["arms"][2]["stats"]["rounds"]
+    assert result["arms"][0]["rollbacks"] == 0
+
+
+def test_the_report_has_a_row_for_each_number_of_drafts() -> None:
+    found = run(
+        *("compare", "--model", "toy", "--draft", "toy:oracle", "--draft-tokens", "1,99"),
+        *(*FLAGS, "--verbose"),
+    )
+    assert found.code == 0
+    assert "kept at draft 1, 2, ... of 15" in found.out  # clamped to the native block
+    assert "--- 0 drafts" in found.out
+
+
+def test_ngram_needs_no_draft() -> None:
+    found = run("compare", "--algorithm", "ngram", "--model", "toy", "--json", *FLAGS)
+    assert json.loads(found.out)["layout"] == "looked-up tokens"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--draft-tokens", "3,x"), "numbers such as 3,5,7"),
+        (("--algorithm", "medusa"), "one of dflash"),
+        (("--algorithm", "dflash2", "--draft", "none-such"), "is a dflash draft"),
+    ],
+)
+def test_bad_words_are_refused_before_loading(flags: tuple[str, ...], words: str) -> None:
+    found = run("compare", "--model", "toy", *flags, *FLAGS)
+    assert found.code == 2
+    assert words in found.err or "selector" in found.err
+
+
+def test_another_text_is_found_and_its_place_named() -> None:
+    class Moody(ToyModel):
+        """Says something else every time."""
+
+        calls = 0
+
+        def logits(self, state: Any) -> Any:
+            Moody.calls += 1
+            row = super().logits(state)
+            return -row if Moody.calls > 60 else row
+
+    pair = replace(ToyPair(Moody(words=False)), draft_name="toy:oracle", draft_block_size=4)
+    with Engine(pair) as engine:
+        found = compare(engine, Trial("Once", [3], {"max_tokens": 24}, runs=2, warmup=2))
+    assert not found.same
+    assert any(arm.first_divergence is not None for arm in found.arms)
+
+
+def test_divergence_is_the_first_place_that_differs() -> None:
+    assert divergence([1, 2], [1, 2]) is None
+    assert divergence([1, 2, 3], [1, 5, 3]) == 1
+    assert divergence([1, 2], [1, 2, 3]) == 2
+
+
+def test_the_file_decides_what_a_draft_is(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("gguf")
+    from tests.backends.gguf_files import DFLASH2, save_folder, save_sidecar
+    from tests.backends.tiny import tiny_target, tiny_tokenizer
+    from tests.backends.tiny_gguf import write_gguf
+
+    target = write_gguf(tmp_path / "target.gguf", tiny_target("llama"), tiny_tokenizer())
+    v1 = str(save_sidecar(tmp_path / "v1.gguf", target))
+    v2 = str(save_sidecar(tmp_path / "v2.gguf", target, **DFLASH2))
+    assert read_header(v2).own("selector_top_k") == 5
+    assert settle_algorithm("dflash", v1) == (v1, "dflash", 0)
+    assert settle_algorithm("dflash", v2) == settle_algorithm("dflash2", v2) == (v2, "dflash2", 5)
+    folder = str(save_folder(tmp_path / "v2", **DFLASH2))
+    assert settle_algorithm("dflash", folder) == (folder, "dflash2", 5)
+    with pytest.raises(ConfigError, match="requires a draft with a selector"):
+        settle_algorithm("dflash2", v1)
+    with pytest.raises(ConfigError, match="is a dflash draft"):
+        settle_algorithm("eagle3", v1)
+    with pytest.raises(ConfigError, match="needs --draft-model"):
+        settle_algorithm("dflash", None)
