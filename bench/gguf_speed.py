@@ -1,0 +1,117 @@
+"""Speed of the gguf backend, and what our loop costs beside the calls of llama.cpp.
+
+    python -m bench.gguf_speed --kind q8_0 --method ngram --sets copying
+    python -m bench.gguf_speed --kind q4_1 --method dflash --blocks auto,2,4,8
+    python -m bench.gguf_speed --kind q4_1 --method reduced --blocks 4,8
+
+Arms interleaved in one process, ratios against plain steps of the same engine. The overhead is the
+time of rounds that was spent outside llama.cpp's decode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import dflash
+from bench import gguf_files, record, sets
+from bench.arms import engine_arm
+from bench.demo import PLAIN, run_set
+from bench.paired import ratio, seconds
+from bench.table import markdown
+from dflash.backends.gguf.native import Context
+
+DRAFTS = ("ngram", "dflash", "dflash+ngram", "reduced", "reduced+ngram")
+ROWS = 8192  # of the reduced head
+
+
+class Native:
+    """Seconds inside llama.cpp's decode, while it is watched."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._call = Context._call
+
+    def __enter__(self) -> Native:
+        def timed(context: Context, batch: Any, *places: int) -> None:
+            inner = context._decode
+
+            def decode(*arguments: Any) -> int:
+                start = time.perf_counter()
+                status: int = inner(*arguments)
+                self.seconds += time.perf_counter() - start
+                return status
+
+            context._decode = decode
+            try:
+                self._call(context, batch, *places)
+            finally:
+                context._decode = inner
+
+        Context._call = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Context._call = self._call  # type: ignore[method-assign]
+
+
+def overhead(engine: Any, prompt: Sequence[int], tokens: int, size: Any) -> float:
+    """Share of a whole answer's time (prefill too) that is ours."""
+    with Native() as native:
+        start = time.perf_counter()
+        engine.generate(list(prompt), max_tokens=tokens, block_size=size, reuse=False)
+        whole = time.perf_counter() - start
+    return 1 - native.seconds / whole
+
+
+def names(asked: str) -> str:
+    """What ``dflash.load`` calls the draft."""
+    model, _, ngram = asked.partition("+")
+    if model == "ngram":
+        return "ngram"
+    file = gguf_files.sidecar(ROWS if model == "reduced" else None)
+    return f"{file}+ngram" if ngram else str(file)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write JSON."""
+    parser = record.parser(__doc__, tokens=96, prompts=4)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--kind", choices=("q4_1", "q8_0"), default="q4_1")
+    parser.add_argument("--method", choices=DRAFTS, default="dflash")
+    parser.add_argument("--sets", default=",".join(sets.HELD_OUT))
+    parser.add_argument("--blocks", default="auto,2,4,8")
+    flags = parser.parse_args(arguments)
+    before = record.conditions(flags.threads)
+    sizes = [b if b == "auto" else int(b) for b in flags.blocks.split(",")]
+    rows, found = [], {}
+    target = str(gguf_files.target(flags.kind))
+    with dflash.load(
+        target, names(flags.method), backend="gguf", threads=flags.threads, profile=False
+    ) as engine:
+        arms = {PLAIN: engine_arm(engine, 1), **{str(s): engine_arm(engine, s) for s in sizes}}
+        for name in flags.sets.split(","):
+            prompts = [engine.encode(p.text) for p in sets.load(name, flags.prompts_per_set)]
+            for arm in arms.values():
+                arm(prompts[0], 16)
+            texts = run_set(prompts, arms, flags.tokens, flags.repeats)
+            for arm in arms:
+                runs = [run for text in texts for run in text[arm]]
+                rate = sum(len(r.ids) - r.first for r in runs) / sum(r.decode for r in runs)
+                kept = [r.stats.mean_committed for r in runs if r.stats is not None]
+                times = ratio(texts, arm, PLAIN)
+                rows.append([name, arm, f"{rate:.1f}", f"{sum(kept) / len(kept):.2f}", times])
+                found[f"{name} {arm}"] = {"rate": rate, **asdict(times)}
+            found[f"{name} seconds"] = seconds(texts)
+        ours = {str(s): overhead(engine, prompts[0], flags.tokens, s) for s in (1, *sizes)}
+    print(markdown(["set", "block", "tok/s", "committed", "x plain (95 %)"], rows))
+    print("share of the time outside llama.cpp:", {k: f"{100 * v:.2f} %" for k, v in ours.items()})
+    result = {"conditions": before, "found": found, "overhead": ours}
+    record.write(flags.out or Path("runs/gguf-speed.json"), result)
+
+
+if __name__ == "__main__":
+    main()
