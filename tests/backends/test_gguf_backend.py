@@ -283,7 +283,8 @@ def test_rejection_keeps_some_of_what_a_sampled_sidecar_proposes(
     kind: str, files: dict[str, Path]
 ) -> None:
     with Engine(pair(files, files[kind])) as engine:
-        stats = engine.generate(PROMPT, max_tokens=80, block_size=6, temperature=1.5).stats
+        options: Any = {"temperature": 1.5, "rule": "rejection", "seed": 1}
+        stats = engine.generate(PROMPT, max_tokens=300, block_size=6, **options).stats
     assert stats.drafted and stats.accepted
 
 
