@@ -10,13 +10,15 @@ the same file (torch dequantises it), the draft the same weights.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench import gguf_files, record, sets
+from bench import gguf_files, record
+from bench.gguf_identical import short
 from dflash.backends.gguf.pair import GgufPair
 from dflash.backends.torch import open_pair as open_torch
 from dflash.config import LoadConfig
@@ -25,6 +27,7 @@ from dflash.demo import demo_draft
 from dflash.engine import Engine
 
 BOUND = 0.02
+LONGEST = 100  # prompt tokens
 
 
 def walk(pair: Any, prompt: Sequence[int], text: Sequence[int], rows: int) -> list[int]:
@@ -58,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Walk both, print the shares side by side, exit 1 beyond the bound."""
     parser = record.parser(__doc__, tokens=104, prompts=0)
     parser.add_argument("--rounds", type=int, default=5000)
+    parser.add_argument("--seconds", type=float, default=0, help="end after so long")
+    parser.add_argument("--skip", type=int, default=0, help="the first N prompts")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     target = str(gguf_files.target("q4_1"))
@@ -66,13 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     theirs = open_torch(load)
     rows = (ours.draft_block_size or 1) - 1
     kept: dict[str, list[int]] = {"gguf": [], "torch": []}
-    engine = Engine(ours)
-    for prompt in sets.mixed(480):
-        ids = engine.encode(prompt.text)
+    engine, began = Engine(ours), time.monotonic()
+    for _, ids in short(engine, 480, LONGEST)[flags.skip :]:
         text = engine.generate(ids, max_tokens=flags.tokens, block_size=1, reuse=False).token_ids
         for name, pair in (("gguf", ours), ("torch", theirs)):
             kept[name] += walk(pair, ids, text, rows)
-        if len(kept["gguf"]) >= flags.rounds:
+        late = flags.seconds and time.monotonic() - began > flags.seconds
+        if len(kept["gguf"]) >= flags.rounds or late:
             break
     found = {name: survival(values, rows) for name, values in kept.items()}
     apart = [abs(a - b) for a, b in zip(found["gguf"], found["torch"], strict=True)]

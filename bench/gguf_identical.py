@@ -11,6 +11,7 @@ tie, anything wider means that this quantisation is not the same for one row and
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def reference(pair: GgufPair, prompt: Sequence[int], tokens: int) -> list[int]:
     return said
 
 
+def short(engine: Engine, count: int, longest: int) -> list[tuple[sets.Prompt, list[int]]]:
+    """The first ``count`` prompts of all sets that have at most ``longest`` tokens."""
+    pairs = ((prompt, engine.encode(prompt.text)) for prompt in sets.mixed(480))
+    return [(prompt, ids) for prompt, ids in pairs if len(ids) <= longest][:count]
+
+
 def compare(kind: str, flags: Any) -> dict[str, Any]:
     """Every prompt and arm on one target; the differences."""
     load = LoadConfig(
@@ -46,10 +53,12 @@ def compare(kind: str, flags: Any) -> dict[str, Any]:
     pair = GgufPair.open(load)
     texts = dict.fromkeys(ARMS, 0)
     apart: list[dict[str, Any]] = []
-    total = 0
+    total, done, began = 0, 0, time.monotonic()
     with Engine(NgramPair(pair)) as engine:  # type: ignore[arg-type]
-        for prompt in sets.mixed(flags.prompts):
-            ids = engine.encode(prompt.text)
+        for prompt, ids in short(engine, flags.prompts, flags.longest)[flags.skip :]:
+            if flags.seconds and time.monotonic() - began > flags.seconds:
+                break
+            done += 1
             own = reference(pair, ids, flags.tokens)
             total += len(own)
             for name, size in ARMS.items():
@@ -60,19 +69,23 @@ def compare(kind: str, flags: Any) -> dict[str, Any]:
                     row = GgufProbe(pair).logits([*ids, *own[:place]])
                     gap = float(abs(row[own[place]] - row[found[place]]))
                     apart.append({"prompt": prompt.id, "arm": name, "place": place, "gap": gap})
-    return {"prompts": flags.prompts, "tokens": total, "same": texts, "differences": apart}
+    return {"prompts": done, "tokens": total, "same": texts, "differences": apart}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, print, exit 1 on a difference that is no tie."""
     parser = record.parser(__doc__, tokens=48, prompts=0)
     parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--skip", type=int, default=0, help="the first N, for a run in parts")
+    parser.add_argument("--longest", type=int, default=80, help="prompt tokens at most")
+    parser.add_argument("--seconds", type=float, default=0, help="end each kind after so long")
     parser.add_argument("--kinds", default="q4_1,q8_0")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     found = {kind: compare(kind, flags) for kind in flags.kinds.split(",")}
     for kind, result in found.items():
-        print(f"{kind}: {result['tokens']} tokens, the same: {result['same']}")
+        counts = f"{result['prompts']} prompts, {result['tokens']} tokens"
+        print(f"{kind}: {counts}, the same: {result['same']}")
         for one in result["differences"]:
             print(f"  {one}")
     record.write(

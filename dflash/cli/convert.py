@@ -12,18 +12,26 @@ from dflash.cli.output import emit_json, note
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A draft: its folder.")],
+    source: Annotated[str, typer.Argument(help="A draft: its folder, or a .gguf sidecar.")],
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="hf, speculators, eagle or mlx.")
+        str, typer.Option("--to", metavar="FORMAT", help="hf, speculators, eagle, mlx or gguf.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the result.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New folder (gguf: file).")],
     target: Annotated[
         Path | None,
         typer.Option(
             "--target",
             "--model",
             help="Its target's folder, whose embedding and head are stored too (speculators) or "
-            "left out again (hf, mlx).",
+            "left out again (hf, mlx); its .gguf file for a sidecar (gguf).",
+        ),
+    ] = None,
+    stored: Annotated[
+        str | None,
+        typer.Option(
+            "--stored",
+            metavar="TYPE",
+            help="Matrices of a sidecar: F32, F16, BF16, Q8_0 or Q4_0. Left out: as they are.",
         ),
     ] = None,
     json: o.Json = False,
@@ -33,7 +41,7 @@ def convert(
     del debug  # the door reads it
     from dflash.convert import convert as run
 
-    done = run(source, to, out, target=target)
+    done = run(source, to, out, target=target, stored=stored)
     if json:
         emit_json(done.to_json())
         return

@@ -1,27 +1,29 @@
 """Drafts from one published format to another, checked by running both.
 
 Formats: ``hf`` (z-lab's: DFlash v1 and DFlash2), ``speculators`` (vLLM), ``eagle`` (EAGLE,
-SpecForge) and ``mlx``. No weight is computed with: tensors keep their bits. Nothing of an input is
-executed.
+SpecForge), ``mlx`` and ``gguf`` (llama.cpp's sidecars, one file). No weight is computed with:
+tensors keep their bits, unless a sidecar is asked for quantised. Nothing of an input is executed.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash.convert import eagle, hf, mlx, speculators
+from dflash.convert import eagle, gguf, gguf_read, hf, mlx, speculators
 from dflash.convert.check import Side, Trial, compare
 from dflash.convert.draft import Draft
 from dflash.convert.known import unknown_keys
 from dflash.convert.tables import tables_of, without_tables
 from dflash.drafts.keys import read_config
+from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError
+from dflash.gguf_file import is_gguf
 
-FORMATS = ("hf", "speculators", "eagle", "mlx")
+FORMATS = ("hf", "speculators", "eagle", "mlx", "gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,19 @@ def convert(
     out: str | Path,
     *,
     target: str | Path | None = None,
+    stored: str | None = None,
 ) -> Conversion:
-    """Write the draft at ``source`` (a folder) to the folder ``out`` as ``to``.
+    """Write the draft at ``source`` (a folder or a sidecar) to ``out`` (the same) as ``to``.
 
+    A sidecar needs the .gguf file of its ``target``, whose tokenizer it carries; its matrices are
+    of the type ``stored`` (`gguf.STORED`), or as they are.
     ``target`` is the target's folder, whose embedding and head are stored too (``speculators``) or
     left out of the result where the draft has copies of them (``hf``, ``mlx``). Raises ConfigError,
     CheckpointError, WeightsError, MissingBackend; nothing is left at ``out`` then.
     """
     place, goal = Path(source).expanduser(), Path(out).expanduser()
     pair = None if target is None else Path(target).expanduser()
-    _check(to, goal)
+    _check(to, goal, pair, stored)
     found = format_of(place)
     before = read(place, found)
     if pair is not None and to in ("hf", "mlx"):
@@ -65,13 +70,16 @@ def convert(
     goal.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{goal.name}-", dir=goal.parent) as spare:
         made = Path(spare) / goal.name
-        _write(before, to, made, pair)
+        _write(before, to, made, pair, stored)
         after = read(made, format_of(made))
+        if to == "gguf":
+            before, after = _comparable(before, after, stored)
+        runnable = None if stored in gguf.QUANTISED else _runnable(place, found)
         trial = compare(
-            Side(before, _runnable(place, found)),
+            Side(before, runnable),
             Side(after, _runnable(made, to)),
         )
-        if goal.exists():
+        if goal.is_dir():
             goal.rmdir()  # it is empty: _check saw to it
         shutil.move(made, goal)
     notes = _notes(before, to, trial)
@@ -82,6 +90,8 @@ def convert(
 
 def format_of(place: Path) -> str:
     """The format of what lies at ``place``. Raises CheckpointError."""
+    if place.is_file() and is_gguf(place.name):
+        return "gguf"
     if not place.is_dir():
         raise CheckpointError(
             f"{place} is no draft folder (fetch a hub id first: dflash pull NAME)"
@@ -96,18 +106,48 @@ def format_of(place: Path) -> str:
 
 def read(place: Path, found: str) -> Draft:
     """The draft at ``place``, which is of format ``found``."""
-    return speculators.read(place) if found == "speculators" else hf.read(place)
+    readers = {"speculators": speculators.read, "gguf": gguf_read.read}
+    return readers.get(found, hf.read)(place)
 
 
-def _check(to: str, goal: Path) -> None:
+def _comparable(before: Draft, after: Draft, stored: str | None) -> tuple[Draft, Draft]:
+    """Both sides as they can be compared by tensor: a sidecar keeps numbers, not always bits.
+
+    Norms are F32 in it; quantised matrices are other numbers by intent; rope that turned pairs
+    turns halves, so queries and keys lie otherwise, and running both must tell.
+    """
+    kinds = {name: tensor.dtype for name, tensor in before.tensors.items()}
+    tensors = {name: one.narrowed(kinds.get(name, "F32")) for name, one in after.tensors.items()}
+    after = replace(after, tensors=tensors)
+    pairs = read_spec(before.config).rope_interleaved
+    if pairs or stored in gguf.QUANTISED:
+        config = {key: v for key, v in before.config.items() if not key.endswith("is_neox_style")}
+        before = replace(before, config=config, tensors=after.tensors)
+    return before, after
+
+
+def _check(to: str, goal: Path, target: Path | None, stored: str | None) -> None:
     if to not in FORMATS:
         raise ConfigError(f"unknown format {to!r}. Known: {', '.join(FORMATS)}")
+    if to == "gguf" and (target is None or not is_gguf(target.name)):
+        raise ConfigError(
+            "a GGUF sidecar carries its target's tokenizer: name the target's .gguf file (--target)"
+        )
+    if to == "gguf" and not is_gguf(goal.name):
+        raise ConfigError(f"a sidecar is one file: name it with .gguf at the end, not {goal}")
+    if stored is not None and (to != "gguf" or stored not in gguf.STORED):
+        raise ConfigError(
+            f"--stored is for --to gguf and one of {', '.join(gguf.STORED)}, got {stored!r}"
+        )
     if goal.exists() and (not goal.is_dir() or any(goal.iterdir())):
         raise ConfigError(f"{goal} exists and is not empty; name a new folder")
 
 
-def _write(draft: Draft, to: str, out: Path, target: Path | None) -> None:
-    if to == "speculators":
+def _write(draft: Draft, to: str, out: Path, target: Path | None, stored: str | None) -> None:
+    if to == "gguf":
+        assert target is not None, "checked"
+        gguf.write(draft, out, target, stored or draft.tensors["fc.weight"].dtype)
+    elif to == "speculators":
         speculators.write(draft, out, {} if target is None else tables_of(target, draft))
     else:
         {"hf": hf, "eagle": eagle, "mlx": mlx}[to].write(draft, out)
@@ -116,7 +156,7 @@ def _write(draft: Draft, to: str, out: Path, target: Path | None) -> None:
 def _runnable(place: Path, layout: str) -> Path | None:
     """The folder itself where the backends load it as it is."""
     pickled = (place / "mask_embedding.pt").exists()
-    return None if layout == "eagle" or pickled else place
+    return None if layout in ("eagle", "gguf") or pickled else place
 
 
 def _notes(draft: Draft, to: str, trial: Trial) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ wrong tap order, a transposed matrix or rows in another rope layout shows, whate
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,7 +96,16 @@ def _told(spec: DraftSpec, name: str) -> Any:
         return spec.logit_scale if spec.softcap else 1.0
     if name == "embedding_scale":
         return spec.embedding_scale or 1.0
-    return getattr(spec, name)
+    return _rounded(getattr(spec, name))
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers as float32, which is how some formats store them."""
+    if isinstance(value, float):
+        return float(np.float32(value))
+    if isinstance(value, Mapping):
+        return {key: _rounded(one) for key, one in value.items()}
+    return value
 
 
 def _same_numbers(before: Draft, after: Draft) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.convert.draft import Draft
+from dflash.convert.draft import Draft, require_kind
 from dflash.convert.tensor import FLOATS
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import CheckpointError, ConfigError, MissingBackend, PairError, WeightsError
 from dflash.gguf_file import Header, read_header
 
-STORED = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+QUANTISED = ("Q8_0", "Q4_0")
+STORED = ("F32", "F16", "BF16", *QUANTISED)
 DFLASH2_SIZES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 TOP = {
     "fc.weight": "fc.weight",
@@ -81,6 +82,12 @@ def hf_name(name: str) -> str | None:
 
 def write(draft: Draft, out: str | Path, target: str | Path, stored: str = "F32") -> Path:
     """`write_sidecar` for a draft that another format's reader made."""
+    require_kind(draft, ("dflash", "dflash2"), "GGUF sidecar")
+    if draft.mask_embedding is not None:
+        raise CheckpointError(
+            "this draft has an embedding of its own for the mask token, and a sidecar has no place "
+            "for one; run it with the torch backend"
+        )
     tensors = {
         name: tensor.floats() if tensor.dtype in FLOATS else tensor.values
         for name, tensor in draft.tensors.items()

@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from dflash.convert.gguf import gguf_name, halves_first, hf_name, write_sidecar
-from dflash.drafts.spec import read_spec
-from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError
-from dflash.gguf_file import read_header
-from tests.backends.gguf_files import DFLASH2, save_sidecar, tiny_weights
-from tests.backends.tiny import tiny_target, tiny_tokenizer
-from tests.backends.tiny_gguf import write_gguf
-from tests.facades.drafts import config
+from safetensors.torch import load_file  # noqa: E402 - after the check for torch
+
+from dflash.convert import convert  # noqa: E402
+from dflash.convert.gguf import gguf_name, halves_first, hf_name, write_sidecar  # noqa: E402
+from dflash.drafts.spec import read_spec  # noqa: E402
+from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError  # noqa: E402
+from dflash.gguf_file import read_header  # noqa: E402
+from tests.backends.gguf_files import DFLASH2, save_folder, save_sidecar, tiny_weights  # noqa: E402
+from tests.backends.tiny import tiny_target, tiny_tokenizer  # noqa: E402
+from tests.backends.tiny_gguf import write_gguf  # noqa: E402
+from tests.facades.drafts import config  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,80 @@ def test_tensors_that_are_missing_or_unknown_stop_it(target: Path, tmp_path: Pat
             write_sidecar(read_spec(keys), tensors, target, tmp_path / "draft.gguf")
     with pytest.raises(ConfigError, match="Q2_K"):
         write_sidecar(read_spec(keys), weights, target, tmp_path / "draft.gguf", "Q2_K")
+
+
+ROUND_TRIPS: dict[str, dict[str, Any]] = {
+    "v1": {},
+    "v2": DFLASH2,
+    "window": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "is_causal": False,
+    },
+    "half rotated": {"partial_rotary_factor": 0.5, "is_causal": True},
+    "pairs": {"is_neox_style": False},
+    "yarn": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        }
+    },
+    "scales": {
+        "dflash_config": {
+            "mask_token_id": 300,
+            "target_layer_ids": [2, 0],
+            "input_embedding_scale": 0.7,
+            "output_multiplier": 1.3,
+            "final_logit_softcapping": 30.0,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+def test_a_draft_comes_back_from_a_sidecar_as_it_was(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    folder = save_folder(tmp_path / "draft", **ROUND_TRIPS[name])
+    there = convert(folder, "gguf", tmp_path / "draft.gguf", target=target)
+    assert there.made == "gguf" and there.trial.backend == "torch"
+    back = convert(tmp_path / "draft.gguf", "hf", tmp_path / "again")
+    assert back.found == "gguf"
+    old, new = read_spec(folder), read_spec(tmp_path / "again")
+    assert (old.taps, old.block_size, old.kind) == (new.taps, new.block_size, new.kind)
+    if name != "pairs":  # those lie in another order now
+        again = load_file(tmp_path / "again" / "model.safetensors")
+        for tensor, values in load_file(folder / "model.safetensors").items():
+            assert torch.equal(again[tensor], values)
+
+
+@pytest.mark.parametrize("stored", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_a_sidecar_may_be_smaller(stored: str, target: Path, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "draft")
+    out = tmp_path / "draft.gguf"
+    if stored in ("F16", "BF16"):  # these weights have more bits
+        with pytest.raises(WeightsError, match="changed on its way"):
+            convert(folder, "gguf", out, target=target, stored=stored)
+        assert not out.exists()
+        return
+    convert(folder, "gguf", out, target=target, stored=stored)
+    assert read_header(out).tensors["fc.weight"].kind_name == stored
+    assert read_header(out).tensors["output_norm.weight"].kind_name == "F32"
+
+
+def test_a_sidecar_asks_for_its_target_and_a_name(target: Path, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "draft")
+    for options, words in (
+        ({"to": "gguf", "out": tmp_path / "x.gguf"}, "name the target's .gguf file"),
+        ({"to": "gguf", "out": tmp_path / "x", "target": target}, "with .gguf at the end"),
+        ({"to": "hf", "out": tmp_path / "x", "stored": "F16"}, "--stored is for --to gguf"),
+        ({"to": "gguf", "out": tmp_path / "x.gguf", "target": target, "stored": "Q2_K"}, "Q2_K"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            convert(folder, **options)
+    with pytest.raises(CheckpointError, match="no DFlash or DFlash2 sidecar"):
+        convert(target, "hf", tmp_path / "y")
 
 
 def test_pairs_of_a_rotated_head_become_halves() -> None:
