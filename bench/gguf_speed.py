@@ -19,10 +19,11 @@ from typing import Any
 import dflash
 from bench import gguf_files, record, sets
 from bench.arms import engine_arm
-from bench.demo import PLAIN, run_set
-from bench.paired import ratio, seconds
+from bench.demo import run_set
 from bench.table import markdown
 from dflash.backends.gguf.native import Context
+from dflash.bench.arms import PLAIN
+from dflash.bench.paired import ratio, seconds
 
 DRAFTS = ("ngram", "dflash", "dflash+ngram", "reduced", "reduced+ngram")
 ROWS = 8192  # of the reduced head
