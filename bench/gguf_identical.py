@@ -53,10 +53,10 @@ def compare(kind: str, flags: Any) -> dict[str, Any]:
     pair = GgufPair.open(load)
     texts = dict.fromkeys(ARMS, 0)
     apart: list[dict[str, Any]] = []
-    total, done, began = 0, 0, time.monotonic()
+    total, done, began = 0, 0, time.process_time()
     with Engine(NgramPair(pair)) as engine:  # type: ignore[arg-type]
         for prompt, ids in short(engine, flags.prompts, flags.longest)[flags.skip :]:
-            if flags.seconds and time.monotonic() - began > flags.seconds:
+            if flags.seconds and time.process_time() - began > flags.seconds:
                 break
             done += 1
             own = reference(pair, ids, flags.tokens)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--skip", type=int, default=0, help="the first N, for a run in parts")
     parser.add_argument("--longest", type=int, default=80, help="prompt tokens at most")
-    parser.add_argument("--seconds", type=float, default=0, help="end each kind after so long")
+    parser.add_argument("--seconds", type=float, default=0, help="of CPU time, for each kind")
     parser.add_argument("--kinds", default="q4_1,q8_0")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)

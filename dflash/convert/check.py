@@ -90,13 +90,14 @@ def _lost(before: Draft, after: Draft) -> tuple[str, ...]:
 
 def _told(spec: DraftSpec, name: str) -> Any:
     """A field in a form in which equal drafts are equal."""
+    value = getattr(spec, name)
     if name == "output_multiplier":
-        return spec.output_multiplier * (1.0 if spec.softcap else spec.logit_scale)
+        value = spec.output_multiplier * (1.0 if spec.softcap else spec.logit_scale)
     if name == "logit_scale":
-        return spec.logit_scale if spec.softcap else 1.0
+        value = spec.logit_scale if spec.softcap else 1.0
     if name == "embedding_scale":
-        return spec.embedding_scale or 1.0
-    return _rounded(getattr(spec, name))
+        value = spec.embedding_scale or 1.0
+    return _rounded(value)
 
 
 def _rounded(value: Any) -> Any:
