@@ -69,7 +69,7 @@ Draft = Annotated[
     ),
 ]
 Backend = Annotated[
-    str, pair_option("--backend", metavar="NAME", help="auto, torch, gguf, gguf, mlx or toy.")
+    str, pair_option("--backend", metavar="NAME", help="auto, torch, gguf, mlx or toy.")
 ]
 Device = Annotated[
     str | None,
