@@ -23,5 +23,6 @@ assert draft.is_relative_to(site), draft
 names = sorted(p.name for p in draft.iterdir())
 assert "config.json" in names and any(n.endswith(".safetensors") for n in names), names
 assert (site / "dflash" / "py.typed").is_file()
+assert (site / "dflash" / "serve" / "page" / "index.html").is_file()
 print(f"wheel: {len(list(site.rglob('*.py')))} modules, demo draft with {len(names)} files")
 CHECK
