@@ -118,3 +118,8 @@ def count_weights(folder: Path) -> int:
         for file in weight_files(folder)
         for entry in read_header(file).entries.values()
     )
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """Names of the tensors stored in the checkpoint; raises as `count_weights`."""
+    return {name for file in weight_files(folder) for name in read_header(file).entries}

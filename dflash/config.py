@@ -26,6 +26,7 @@ from dflash.gguf_options import GgufOptions
 
 __all__ = [
     "DTYPES",
+    "MTP",
     "NGRAM",
     "NO_DRAFT",
     "BlockSize",
@@ -55,6 +56,7 @@ DTYPES = {
     "auto": None,
 }
 NO_DRAFT = "none"
+MTP = "mtp"  # the multi-token prediction heads inside the target
 NGRAM = "ngram"  # drafts by looking up what followed the same tokens before; "A+ngram" = both
 
 
@@ -64,7 +66,9 @@ class LoadConfig:
 
     target  folder, hub id or GGUF file ("toy" names the built-in fake)
     draft   folder, hub id or file; None or "none" = no draft (plain decoding); "ngram" = drafts
-            looked up in the text so far; "A+ngram" = both A and the look-up
+            looked up in the text so far; "A+ngram" = both A and the look-up; "mtp" = the
+            multi-token prediction heads inside the target
+    mtp     without a draft: use such heads where the target has them
     backend "auto" or a registered name
     device  "cpu", "cuda", "cuda:1", "mps"; None = the best there is
     dtype   of the target: float32, bfloat16, float16; None = the backend's choice for the device
@@ -94,6 +98,7 @@ class LoadConfig:
     profile: bool = True
     force_dflash: bool = False
     gguf: GgufOptions = field(default_factory=GgufOptions)
+    mtp: bool = False
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
@@ -137,6 +142,7 @@ class LoadOptions(TypedDict, total=False):
     profile: bool
     force_dflash: bool
     gguf: GgufOptions | Mapping[str, Any]
+    mtp: bool
 
 
 C = TypeVar("C", LoadConfig, GenerateConfig, GgufOptions)

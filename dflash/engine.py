@@ -52,7 +52,9 @@ def load(
 
     target  folder, hub id or .gguf file; left out: the demo target
     draft   folder or hub id; "none": plain decoding; "ngram": drafts looked up in the text so far;
-            "A+ngram": both; left out: the demo target brings its draft, any other decodes plainly
+            "A+ngram": both; "mtp": the heads inside the target; left out: the demo target brings
+            its draft, a target with such heads uses them (``mtp=False``: not), any other decodes
+            plainly
     options fields of LoadConfig (backend, device, dtype, draft_sliding_window_size, ...)
 
     Raises ConfigError, MissingBackend, CheckpointError, PairError, DownloadError, OutOfMemory. A
@@ -61,6 +63,7 @@ def load(
     names = pair_names(
         None if target is None else fspath(target), None if draft is None else fspath(draft)
     )
+    options.setdefault("mtp", draft is None)
     config = from_options(LoadConfig, {"target": names[0], "draft": names[1], **options})
     pair = open_pair(config)
     return Engine(pair, file_of(pair) if config.profile else None)

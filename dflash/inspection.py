@@ -139,7 +139,7 @@ def _draft_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, str | 
         "block size": _block(spec.block_size),
         "default block size": spec.default_block_size,
         "taps": list(spec.taps),
-        "mask token id": spec.mask_token_id,
+        "mask token id": None if spec.mask_token_id < 0 else spec.mask_token_id,
         "layers": spec.num_layers,
         "hidden size": spec.hidden_size,
         "attention": _attention(spec),

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from dflash.config import NO_DRAFT, LoadConfig, join_draft, split_draft
+from dflash.config import MTP, NO_DRAFT, LoadConfig, join_draft, split_draft
 from dflash.core.protocols import Pair
 from dflash.drafts.spec import read_spec
 from dflash.errors import ConfigError, MissingBackend
@@ -31,7 +31,7 @@ def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
     when the demo target cannot be fetched.
     """
     model, ngram = (None, False) if draft is None else split_draft(draft)
-    if target is None and model not in (None, NO_DRAFT, DEMO):
+    if target is None and model not in (None, NO_DRAFT, DEMO, MTP):
         target = _target_of(Path(model))
     if target is None or target == DEMO:
         from dflash import demo
@@ -63,7 +63,8 @@ def backend_of(config: LoadConfig) -> str:
     that is installed.
     """
     target, model = _homes(config.target), _model_of(config)
-    both = target if model is None else [name for name in target if name in _homes(model, True)]
+    alone = model in (None, MTP)  # heads inside the target are at home where it is
+    both = target if alone else [name for name in target if name in _homes(str(model), True)]
     if not both:
         raise ConfigError(
             f"target {config.target} is for the {' or '.join(target)} backend and draft {model} "

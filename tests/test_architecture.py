@@ -39,6 +39,7 @@ LAYERS = {
     "dflash.core.decode": 3,
     "dflash.drafts.spec": 3,
     "dflash.drafts.dflash2": 3,
+    "dflash.drafts.eagle3": 3,
     "dflash.doctor": 4,
     "dflash.blocks": 4,
     "dflash.datasets": 4,

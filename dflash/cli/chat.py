@@ -35,6 +35,7 @@ def chat(
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
     no_profile: o.NoProfile = False,
+    no_mtp: o.NoMtp = False,
     max_tokens: o.MaxTokens = 512,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,

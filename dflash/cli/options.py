@@ -110,6 +110,10 @@ NoProfile = Annotated[
     bool,
     pair_option("--no-profile", help="Neither use nor keep measurements of this pair's speed."),
 ]
+NoMtp = Annotated[
+    bool,
+    pair_option("--no-mtp", help="Leave multi-token prediction heads inside the target unused."),
+]
 
 MaxTokens = Annotated[int, _text("--max-tokens", "-n", help="New tokens at most.")]
 Temperature = Annotated[float, _text("--temperature", "-t", help="0 = the likeliest token.")]
@@ -214,6 +218,8 @@ def open_engine(given: Mapping[str, Any]) -> Engine:
 
     options: Any = {name: given[name] for name in LoadOptions.__annotations__ if name in given}
     options["profile"] = not given.get("no_profile", False)
+    if given.get("no_mtp", False):
+        options["mtp"] = False
     engine = load(given["model"], given["draft"], **options)
     if engine.pair.draft_name is None and given["draft"] is None:
         note("no draft for this target, so plain decoding: --draft names one")

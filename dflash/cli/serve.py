@@ -41,9 +41,7 @@ def serve(
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
     no_profile: o.NoProfile = False,
-    no_mtp: Annotated[
-        bool, o.pair_option("--no-mtp", help="Refuse a draft made of the target's own MTP heads.")
-    ] = False,
+    no_mtp: o.NoMtp = False,
     allow_fallback: Annotated[
         bool,
         o.pair_option(

@@ -13,6 +13,7 @@ READERS = Registry(
     {
         "dflash": "dflash.drafts.spec:read_dflash",
         "dflash2": "dflash.drafts.dflash2:read_dflash2",
+        "eagle3": "dflash.drafts.eagle3:read_eagle3",
     },
 )
 """Kind to ``(keys, config as it was read, taps) -> DraftSpec``. A kind without a line here is
@@ -23,6 +24,7 @@ _FRAGMENTS = (
     ("dflash2", "dflash2"),
     ("dspark", "dspark"),
     ("domino", "domino"),
+    ("peagle", "peagle"),
     ("eagle", "eagle3"),
     ("mtp", "mtp"),
 )
@@ -41,7 +43,8 @@ _SIBLING_KEYS = (
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """``dflash``, ``dflash2``, ``dspark``, ``domino``, ``eagle3``, ``mtp`` or ``target``.
+    """``dflash``, ``dflash2``, ``dspark``, ``domino``, ``peagle``, ``eagle3``, ``mtp`` or
+    ``target``.
 
     Reads names and keys only. Raises CheckpointError when nothing in the config is known; the
     message has what was found, what is supported and how to say otherwise.

@@ -6,7 +6,10 @@ transformers' ``hidden_states``. GGUF files and the speculators format store ``i
 
 from __future__ import annotations
 
-from dflash.errors import ConfigError
+from collections.abc import Mapping
+from typing import Any
+
+from dflash.errors import CheckpointError, ConfigError
 
 
 def build_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> list[int]:
@@ -30,3 +33,34 @@ def build_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> lis
             "name the layers yourself, for instance --taps 0,1"
         )
     return [round(1 + i * span / (num_draft_layers - 1)) for i in range(num_draft_layers)]
+
+
+def eagle_layer_ids(config: Mapping[str, Any], num_target_layers: int | None) -> list[int]:
+    """Taps of an EAGLE-3 draft, from whichever layout names them.
+
+    A list on top of the config (EAGLE, vLLM, speculators) names the layers' *inputs*, one in
+    ``eagle_config`` (SpecForge, SGLang) their outputs, as ours do. Without either, the inputs of
+    layers 2, n // 2 and n - 3, which all layouts agree on. Raises CheckpointError if two lists
+    name different layers, or the default needs a depth that is not known.
+    """
+    nested = config.get("eagle_config")
+    outputs = nested.get(_EAGLE_KEY) if isinstance(nested, Mapping) else None
+    inputs = config.get(_EAGLE_KEY)
+    if inputs and outputs and [i - 1 for i in inputs] != list(outputs):
+        raise CheckpointError(
+            f"{_EAGLE_KEY} {inputs} and eagle_config.{_EAGLE_KEY} {outputs} name different layers "
+            "(the former should be one higher); remove the wrong one from config.json"
+        )
+    if outputs:
+        return list(outputs)
+    if inputs:
+        return [i - 1 for i in inputs]
+    if num_target_layers is None:
+        raise CheckpointError(
+            "this EAGLE-3 draft names no layers, so it taps those before layers 2, n // 2 and "
+            "n - 3 of its target: open it together with its target, or name them with --taps"
+        )
+    return [i - 1 for i in (2, num_target_layers // 2, num_target_layers - 3)]
+
+
+_EAGLE_KEY = "eagle_aux_hidden_state_layer_ids"

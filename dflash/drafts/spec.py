@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from dflash.drafts.keys import Config, Keys, flatten_speculators, read_config
 from dflash.drafts.kinds import READERS, kind_of
-from dflash.drafts.layers import build_target_layer_ids
-from dflash.drafts.methods import DFlash2
+from dflash.drafts.layers import build_target_layer_ids, eagle_layer_ids
+from dflash.drafts.methods import DFlash2, Eagle3
 from dflash.drafts.rope import read_rope
 from dflash.errors import CheckpointError, ConfigError
 
@@ -63,6 +63,7 @@ class DraftSpec:
     tokenizer_digest: str | None = None  # of the target, see doctor.static.name
     attention_mode: str = "gqa"
     dflash2: DFlash2 | None = None  # what only a draft of that kind has
+    eagle3: Eagle3 | None = None
     raw: Config = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +120,10 @@ def read_spec(
             f"{', '.join(READERS.names())} are"
         )
     keys = Keys(flatten_speculators(config))
-    spec: DraftSpec = READERS.load(kind)(keys, config, _taps(keys, taps, num_target_layers))
+    asked = taps
+    if kind == "eagle3" and (not taps or taps == "auto"):  # conventions of its own
+        asked = eagle_layer_ids(keys.top, num_target_layers)
+    spec: DraftSpec = READERS.load(kind)(keys, config, _taps(keys, asked, num_target_layers))
     return spec
 
 

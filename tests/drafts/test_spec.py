@@ -293,7 +293,7 @@ def test_bad_values_name_the_key(changes: dict[str, Any], says: str) -> None:
         ({"architectures": ["Qwen3DSparkModel"]}, "dspark"),
         ({"markov_rank": 64}, "dspark"),
         ({"nested": {"sample_from_anchor": True}}, "dspark"),
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
+        ({"architectures": ["PEagleDraftModel"]}, "peagle"),
         ({"architectures": ["MTPDraftModel"]}, "mtp"),
     ],
 )
@@ -303,7 +303,7 @@ def test_siblings_are_recognised_and_refused(changes: dict[str, Any], kind: str)
 
 
 def test_speculators_siblings_are_told_by_their_model_type() -> None:
-    for kind in ("dspark", "eagle3", "mtp", "peagle"):
+    for kind in ("dspark", "mtp", "peagle"):
         made = {**configs.SPECULATORS, "speculators_model_type": kind}
         with pytest.raises(CheckpointError, match="not supported yet"):
             read_spec(made)
@@ -319,12 +319,6 @@ def test_a_speculators_config_needs_its_stack_and_may_leave_the_verifier_out() -
     del silent["transformer_layer_config"]
     with pytest.raises(CheckpointError, match="transformer_layer_config"):
         read_spec(silent)
-
-
-def test_an_eagle_draft_under_a_plain_name_is_told_by_its_vocabulary() -> None:
-    made = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "draft_vocab_size": 32}
-    with pytest.raises(CheckpointError, match="eagle3"):
-        read_spec(made)
 
 
 def test_a_target_is_not_a_draft() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -124,7 +125,7 @@ class DFlashSession:
             with torch.inference_mode():
                 self._absorb()
 
-    def fork(self) -> DFlashSession:
+    def fork(self) -> Self:
         """An independent session with the same rows."""
         twin = type(self)(self._model, self._tables, 0, window=self._window)
         twin._caches = [cache.copy() for cache in self._caches]

@@ -219,6 +219,7 @@ def _head(
 def _borrowed_rows(target: LoadedTarget) -> Tensor:
     """The target head's matrix; a packed head no longer has it, a tied one is the embedding."""
     weight: Any = getattr(target.head, "weight", None)
+    weight = weight if isinstance(weight, Tensor) else None  # a method in some quantised layers
     if weight is None and getattr(target.config, "tie_word_embeddings", False):
         weight = target.embedding
     if weight is None:

@@ -34,6 +34,18 @@ def decoder_layers(model: Any) -> nn.ModuleList:
     )
 
 
+def _final_norm(model: Any) -> nn.Module:
+    decoder = model.get_decoder()
+    for name in ("norm", "final_layernorm", "norm_f"):
+        if isinstance(found := getattr(decoder, name, None), nn.Module):
+            return found
+    raise CheckpointError(f"{type(model).__name__} has no final norm that could be tapped")
+
+
+FINAL_NORM = -1000
+"""In place of a layer: the state after the final norm, which the head reads (MTP heads do too)."""
+
+
 class Taps:
     """Captures the outputs of some layers during a forward."""
 
@@ -41,13 +53,16 @@ class Taps:
         """``layers`` are output-of-layer ids. Raises PairError if one is outside the target."""
         stack = decoder_layers(model) if layers else nn.ModuleList()
         for layer in layers:
-            if not 0 <= layer < len(stack):
+            if layer != FINAL_NORM and not 0 <= layer < len(stack):
                 raise PairError(
                     f"the draft taps layer {layer}, but the target has layers 0 to "
                     f"{len(stack) - 1}. This draft was made for another target"
                 )
         self.layers = tuple(layers)
-        self._modules = {layer: stack[layer] for layer in self.layers}
+        self._modules = {
+            layer: _final_norm(model) if layer == FINAL_NORM else stack[layer]
+            for layer in self.layers
+        }
         self._states: dict[int, Tensor] = {}
 
     @contextmanager

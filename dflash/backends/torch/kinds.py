@@ -16,6 +16,7 @@ KINDS = Registry(
     {
         "dflash": "dflash.backends.torch.dflash_session:DFLASH",
         "dflash2": "dflash.backends.torch.dflash2_session:DFLASH2",
+        "eagle3": "dflash.backends.torch.eagle3_session:EAGLE3",
     },
 )
 

@@ -13,9 +13,12 @@ from dflash.backends.torch.cache import ROOM
 from dflash.backends.torch.draft_load import LoadedDraft, load_draft
 from dflash.backends.torch.load import LoadedTarget, load_target
 from dflash.backends.torch.memory import kv_bytes, require
+from dflash.backends.torch.mtp import has_mtp
+from dflash.backends.torch.mtp_session import load_mtp
 from dflash.backends.torch.target import TorchTargetSession
-from dflash.config import LoadConfig
+from dflash.config import MTP, LoadConfig
 from dflash.core.protocols import DraftSession
+from dflash.errors import CheckpointError
 from dflash.hf_tokenizer import ModelTokenizer
 
 
@@ -24,8 +27,14 @@ class TorchPair:
 
     backend = "torch"
 
-    def __init__(self, target: LoadedTarget, draft: LoadedDraft | None = None) -> None:
-        """The pair owns both from here on."""
+    def __init__(
+        self,
+        target: LoadedTarget,
+        draft: LoadedDraft | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """The pair owns both from here on. ``notes`` are for the user, beside the draft's own."""
+        self._notes = notes
         self._target: LoadedTarget | None = target
         self._draft = draft
         self.target_name = target.name
@@ -50,8 +59,10 @@ class TorchPair:
             pack=load.pack_weights,
             trust_remote_code=load.trust_remote_code,
         )
+        if load.draft == MTP:
+            return cls(target, load_mtp(target))
         if load.draft is None:
-            return cls(target)
+            return cls._alone(target, load)
         draft = load_draft(
             load.draft,
             target,
@@ -62,6 +73,16 @@ class TorchPair:
             force=load.force_dflash,
         )
         return cls(target, draft)
+
+    @classmethod
+    def _alone(cls, target: LoadedTarget, load: LoadConfig) -> Self:
+        """Without a draft, or with the heads inside the target; unreadable ones are a note."""
+        if not load.mtp or not has_mtp(target):
+            return cls(target)
+        try:
+            return cls(target, load_mtp(target))
+        except CheckpointError as problem:
+            return cls(target, notes=(f"plain decoding: {problem}",))
 
     @property
     def target(self) -> LoadedTarget:
@@ -77,7 +98,7 @@ class TorchPair:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is odd about this pair, in sentences for the user."""
-        return () if self._draft is None else self._draft.warnings
+        return self._notes if self._draft is None else (*self._notes, *self._draft.warnings)
 
     def runs_on(self) -> Mapping[str, str]:
         """Device, number formats, threads, packed weights, fused layers and torch's version."""

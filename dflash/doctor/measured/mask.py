@@ -14,6 +14,8 @@ MOST = 16  # candidates
 def other_masks(patient: Patient) -> Iterator[Rival]:
     """Tokens that drafts are trained with as mask, the likeliest first."""
     pair, current = patient.engine.pair, patient.spec.mask_token_id
+    if current < 0:  # a kind without masks
+        return
     likely = dict.fromkeys(_candidates(pair.tokenizer))
     usable = [i for i in likely if 0 <= i < pair.vocab_size and i not in pair.eos_ids]
     for token in [i for i in usable if i != current][:MOST]:

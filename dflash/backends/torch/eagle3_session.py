@@ -1,0 +1,176 @@
+"""DraftSession over the EAGLE-3 module: chains, one token a step.
+
+Bookkeeping as in `dflash_session`, with one difference: the row of position P has read token P + 1
+too. So a row that was absorbed before a token that turned out otherwise must be absorbed again, and
+`holds` offers one row less where the next token is not the same.
+
+Rows of a chain are written behind the absorbed ones and forgotten when the chain ends: the next
+round has the target's own features for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash.backends.torch.dflash import Context, block_mask
+from dflash.backends.torch.dflash_session import CHUNK, DFlashSession
+from dflash.backends.torch.draft_cache import LayerCache
+from dflash.backends.torch.eagle3 import Eagle3DraftModel
+from dflash.backends.torch.kinds import DraftKind
+from dflash.backends.torch.phases import mark
+from dflash.backends.torch.propose import CONFIDENT, Options
+from dflash.backends.torch.sampling import Ids, to_host
+from dflash.core.types import PLAIN, Plan, Proposal
+
+
+class Eagle3Session(DFlashSession):
+    """State of one EAGLE-3 draft over one growing token sequence (batch 1)."""
+
+    _model: Eagle3DraftModel  # type: ignore[assignment]
+
+    def holds(self, prompt: Sequence[int], most: int) -> int:
+        """Rows that are there for ``prompt``, at most ``most``; see the module's first lines."""
+        known = min(len(prompt), len(self._tokens))
+        common = next((i for i in range(known) if prompt[i] != self._tokens[i]), known)
+        limit = min(most, common, self._held())
+        return limit - 1 if 0 < limit == common <= self._absorbed else limit
+
+    def propose(self, plan: Plan) -> Proposal[Tensor]:
+        """A chain of tokens. Does not wait, but where an option is Python's: then once a token."""
+        rows = min(plan.rows, self.outlook().most)
+        if rows < 1:
+            return PLAIN
+        began = mark(self._model.norm.weight.device)
+        with torch.inference_mode():
+            normed, state = self._catch_up()
+            start = len(self._tokens) - 1
+            assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
+            kept, self._caches = self._caches, [_for_a_chain(cache) for cache in self._caches]
+            tokens, q = self._draw(Chain(self, rows, normed, state, start), self._tokens)
+            self._finite, self._caches = normed.isfinite().all(), kept
+            for cache in self._caches:
+                cache.crop(start)
+        return Proposal(tokens=tokens, rows=len(tokens), q=q, meta=began)
+
+    def step(
+        self, tokens: Tensor, state: Tensor, start: int
+    ) -> tuple[Tensor, Tensor]:  # each [1, n, H]
+        """Rows from position ``start`` on: tokens [n] one position on, states [1, n, H]."""
+        weight = self._model.norm.weight
+        embedded = self._tables.embed[tokens] * self._tables.scale
+        positions = start + torch.arange(tokens.shape[0], device=weight.device)
+        context: list[Context] = [Growing(cache, start) for cache in self._caches]
+        normed, state = self._model(
+            embedded[None].to(weight), state, positions, context, self._seen(start, positions)
+        )
+        return normed, state
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Tapped states [.., M*Ht] to the states that rows read [.., H]."""
+        fit = self._tables.fit
+        return self._model.fuse(features if fit is None else fit(features))
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """[n, H] to [n, V]."""
+        return self._logits(normed)
+
+    def _absorb(self) -> None:
+        """What a full queue asks for; the newest row stays, a chain begins with it."""
+        whole = torch.cat(self._queue)
+        self._queue = [whole[-1:]]
+        if whole.shape[0] > 1:
+            self._take(whole[:-1])
+
+    def _catch_up(self) -> tuple[Tensor, Tensor]:
+        """Queued features into the caches, each row once; the newest row's [1, 1, H] pair."""
+        queued, self._queue = torch.cat(self._queue), []
+        return self._take(queued)
+
+    def _take(self, queued: Tensor) -> tuple[Tensor, Tensor]:
+        weight = self._model.norm.weight
+        bounded = any(cache.bound is not None for cache in self._caches)
+        pair = (weight, weight)  # replaced: there is a row
+        for features in torch.split(queued, self._model.spec.block_size if bounded else CHUNK):
+            first, rows = self._absorbed, features.shape[0]
+            tokens = self._tokens[first + 1 : first + 1 + rows]
+            ids = torch.tensor(tokens, device=weight.device)
+            pair = self.step(ids, self.fuse(features[None].to(weight)), first)
+            self._absorbed += rows
+        normed, state = pair
+        return normed[:, -1:], state[:, -1:]
+
+    def _seen(self, start: int, positions: Tensor) -> list[Tensor | None]:
+        """One mask a layer; None where a row alone sees all there is."""
+        spec, masks = self._model.spec, list[Tensor | None]()
+        for cache, kind in zip(self._caches, spec.layer_types, strict=True):
+            window = spec.sliding_window if kind == "sliding_attention" else None
+            seen = cache.seen
+            if positions.shape[0] == 1 and (window is None or seen < window):
+                masks.append(None)
+                continue
+            keys = start - seen + torch.arange(seen + positions.shape[0], device=positions.device)
+            masks.append(block_mask(positions, keys, causal=True, window=window))
+        return masks
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A cache that keeps the rows it is shown."""
+
+    cache: LayerCache
+    start: int
+
+    def __call__(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Everything seen and the new rows behind it: a pair of [1, nkv, T + n, D] views."""
+        shown = self.cache(key, value)
+        if self.cache.bound is not None:  # its rows may move when more come in
+            shown = shown[0].clone(), shown[1].clone()
+        self.cache.append(key, value, self.start)
+        return shown
+
+
+def _for_a_chain(cache: Any) -> Any:
+    """Where a chain may write: behind the rows, but for a window, which would lose its oldest."""
+    return cache if cache.bound is None else cache.copy()
+
+
+class Chain:
+    """Rows in turn: each is run once the token before it is drawn."""
+
+    choices = CONFIDENT
+
+    def __init__(
+        self, session: Eagle3Session, count: int, normed: Tensor, state: Tensor, start: int
+    ) -> None:
+        """``normed`` and ``state`` [1, 1, H] are the row before the anchor's position."""
+        self.count, self.device = count, normed.device
+        self._session, self._start = session, start
+        self._normed, self._state = normed, state
+        self._host = False
+
+    def row(self, offset: int, ids: Ids, options: Options | None) -> Tensor:
+        """``[1, V]`` of the token after ``ids``; asked for once, in order."""
+        if offset:
+            last = torch.as_tensor(ids[-1:], device=self.device, dtype=torch.long)
+            place = self._start + offset - 1
+            self._normed, self._state = self._session.step(last, self._state, place)
+        logits = self._session.logits(self._normed[0])
+        logits = to_host(logits) if self._host else logits
+        return logits if options is None else options(logits)
+
+    def path(self, options: Options | None) -> Tensor | None:  # noqa: ARG002
+        """Only token after token."""
+        return None
+
+    def to_host(self) -> Chain:
+        """The same; each row is fetched when it is there."""
+        self._host = True
+        return self
+
+
+EAGLE3 = DraftKind(Eagle3DraftModel, Eagle3Session)

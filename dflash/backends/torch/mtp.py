@@ -1,0 +1,143 @@
+"""Multi-token prediction heads inside a target (MTP, nextn) as a draft of its own.
+
+One more decoder block behind the target: the row of position P joins the embedding of token P + 1
+with the target's last state of P *after* its final norm, and says what follows token P + 1. Later
+tokens of a chain read the block's own output. Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2),
+transformers' ``use_mtp``, which this reads the weights with.
+
+Of several heads the first is used, again for every token of a chain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dflash.backends.torch.cache import PreallocatedCache, make_cache
+from dflash.backends.torch.features import FINAL_NORM
+from dflash.backends.torch.load import LoadedTarget
+from dflash.backends.torch.memory import guard
+from dflash.backends.torch.reading import LOAD_ERRORS, quiet
+from dflash.checkpoint import tensor_names
+from dflash.drafts.eagle3 import NO_MASK
+from dflash.drafts.spec import DraftSpec
+from dflash.errors import CheckpointError
+
+BLOCK = 8  # rows of the longest chain, anchor included; the policy finds out how many pay
+_COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
+
+
+def has_mtp(target: LoadedTarget) -> bool:
+    """Whether the target's config speaks of heads and its checkpoint brings their tensors."""
+    folder = Path(str(getattr(target.model.config, "name_or_path", "") or target.name))
+    if not _count(target.config) or not folder.is_dir():
+        return False
+    depth = target.num_layers
+    ours = re.compile(rf"(^|\.)mtp\.|(^|\.)layers\.{depth}\.(enorm|hnorm|eh_proj)\.")
+    return any(ours.search(name) for name in tensor_names(folder))
+
+
+class MtpDraft(nn.Module):
+    """The head with the interface of a draft; embedding and head are the target's."""
+
+    def __init__(self, heads: Any, spec: DraftSpec) -> None:
+        """``heads`` is transformers' MtpModel, tied to the target."""
+        super().__init__()
+        self.spec = spec
+        self.heads = heads
+        self.norm = heads.layers[0].enorm  # for device and dtype
+
+    def cache(self, capacity: int) -> PreallocatedCache:
+        """Keys and values of the block."""
+        return make_cache(self.heads.config, capacity)
+
+    def bytes(self) -> int:
+        """Bytes of the weights that are not the target's."""
+        return sum(int(weight.nbytes) for weight in self.heads.layers.parameters())
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[n] to [1, n, H]."""
+        rows: Tensor = self.heads.embed_tokens(ids[None])
+        return rows
+
+    def forward(self, embedded: Tensor, state: Tensor, start: int, cache: Any) -> Tensor:
+        """[1, n, H]: rows from position ``start`` on, written into ``cache``."""
+        places = start + 1 + torch.arange(embedded.shape[1], device=embedded.device)
+        out: Tensor = self.heads.forward_layer(
+            0, state, places[None], cache, inputs_embeds=embedded.to(state)
+        )
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, H] to [n, V], as the target's own head does it."""
+        rows: Tensor = self.heads._project_to_logits(hidden)
+        softcap = getattr(self.heads.config, "final_logit_softcapping", None)
+        return rows if softcap is None else (rows / softcap).tanh() * softcap
+
+
+def read_mtp(target: LoadedTarget) -> MtpDraft:
+    """The heads of ``target``. Raises CheckpointError where transformers cannot read them."""
+    if not has_mtp(target):
+        raise CheckpointError(
+            f"{target.name} has no multi-token prediction heads (its config names none, or its "
+            "files lack their tensors); leave out --draft mtp"
+        )
+    try:
+        from transformers.modeling_layers import MtpModel
+
+        with quiet(), _as_transformers_names(target.model.config), guard("loading MTP heads"):
+            heads: Any = MtpModel.from_pretrained(target.model, device_map={"": target.device})
+    except LOAD_ERRORS as error:
+        raise CheckpointError(
+            f"the multi-token prediction heads of {target.name} cannot be read by this version of "
+            f"transformers ({type(error).__name__}: {error}). Use --no-mtp"
+        ) from error
+    return MtpDraft(heads.eval().requires_grad_(False), mtp_spec(target))
+
+
+def mtp_spec(target: LoadedTarget) -> DraftSpec:
+    """What the rest of the package wants to know of a draft; the stack is the target's."""
+    config, heads = target.config, int(target.config.num_attention_heads)
+    return DraftSpec(
+        hidden_size=target.hidden_size,
+        intermediate_size=int(getattr(config, "intermediate_size", 0) or 0),
+        num_layers=1,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=int(getattr(config, "head_dim", None) or target.hidden_size // heads),
+        vocab_size=target.vocab_size,
+        block_size=BLOCK,
+        mask_token_id=NO_MASK,
+        taps=(FINAL_NORM,),
+        rope_parameters={},
+        layer_types=(),
+        causal=(),
+        target_hidden_size=target.hidden_size,
+        kind="mtp",
+        num_target_layers=target.num_layers,
+    )
+
+
+def _count(config: Any) -> int:
+    return next((int(n) for name in _COUNTS if (n := getattr(config, name, None))), 0)
+
+
+@contextmanager
+def _as_transformers_names(config: Any) -> Iterator[None]:
+    """Say what transformers' reader asks for, where a family's config has other words for it."""
+    text = config.get_text_config(decoder=True)
+    said = {"num_mtp_layers": _count(text), "mtp_layer_types": ["full_attention"] * _count(text)}
+    missing = {name: value for name, value in said.items() if getattr(text, name, None) is None}
+    for name, value in missing.items():
+        setattr(text, name, value)
+    try:
+        yield
+    finally:
+        for name in missing:
+            delattr(text, name)

@@ -1,0 +1,113 @@
+"""Tiny random targets with multi-token prediction heads, saved as their families publish them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import MellumConfig, MellumForCausalLM
+from transformers.modeling_layers import MtpModel
+
+from .families import family
+from .tiny import EOS, HIDDEN, LAYERS, VOCAB, tiny_tokenizer
+
+_MELLUM: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "sliding_window": 8,
+    "max_position_embeddings": 1024,
+    "eos_token_id": EOS,
+    "num_mtp_layers": 1,
+}
+
+
+def save_mtp_target(folder: Path, kind: str = "qwen3_5", *, heads: bool = True) -> Path:
+    """A target folder of ``kind`` (qwen3_5 or mellum); without ``heads`` only its config has them.
+
+    Both publish their heads under ``mtp.``; only Mellum's config has transformers' words for it.
+    """
+    torch.manual_seed(0)
+    if kind == "qwen3_5":
+        model: Any = family(kind)
+    else:
+        model = MellumForCausalLM(MellumConfig(**_MELLUM)).eval()
+        _lively(model.state_dict())
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    if kind == "qwen3_5":
+        config["mtp_num_hidden_layers"] = 1
+        (folder / "config.json").write_text(json.dumps(config))
+    if heads:
+        tensors = load_file(folder / "model.safetensors")
+        tensors |= _published(_heads(model))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _heads(model: Any) -> dict[str, Tensor]:
+    """Random weights of one head, by transformers' names."""
+    text = model.config.get_text_config()
+    if getattr(text, "num_mtp_layers", None) is None:
+        text.num_mtp_layers, text.mtp_layer_types = 1, ["full_attention"]
+    state = {
+        name: tensor.clone()
+        for name, tensor in MtpModel(model, 1).state_dict().items()
+        if name.startswith("layers.")
+    }
+    _lively(state)
+    return state
+
+
+def _lively(state: dict[str, Tensor]) -> None:
+    generator = torch.Generator().manual_seed(7)
+    for name, tensor in state.items():
+        if tensor.dim() >= 2:
+            scale = 1.0 if "embed" in name or "lm_head" in name else 1.5
+            tensor.normal_(0.0, scale / tensor.shape[-1] ** 0.5, generator=generator)
+
+
+def _published(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same under the names of the families' checkpoints."""
+    names = {
+        "eh_proj.": "mtp.fc.",
+        "enorm.": "mtp.pre_fc_norm_embedding.",
+        "hnorm.": "mtp.pre_fc_norm_hidden.",
+        "post_norm.": "mtp.norm.",
+        "mtp_block.": "mtp.layers.0.",
+    }
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        short = name.removeprefix("layers.0.")
+        ours = next(part for part in names if short.startswith(part))
+        found |= _experts(names[ours] + short.removeprefix(ours), tensor)
+    return found
+
+
+def _experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Fused experts as one tensor an expert."""
+    head, fused, what = name.partition("experts.")
+    if what == "gate_up_proj":
+        parts = {"gate_proj": tensor.chunk(2, dim=1)[0], "up_proj": tensor.chunk(2, dim=1)[1]}
+    elif what == "down_proj" and fused and not head.endswith("shared_"):
+        parts = {"down_proj": tensor}
+    else:
+        return {name: tensor.contiguous()}
+    return {
+        f"{head}experts.{index}.{part}.weight": rows[index].contiguous()
+        for part, rows in parts.items()
+        for index in range(tensor.shape[0])
+    }
