@@ -89,7 +89,7 @@ class Eagle3DraftModel(nn.Module):
         if options.norm_before_fc:
             features = self.input_norm(features)
         if options.fc_norm:
-            parts = features.split(self.spec.target_hidden_size, dim=-1)
+            parts = torch.split(features, self.spec.target_hidden_size, dim=-1)
             features = torch.cat(
                 [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
             )

@@ -94,7 +94,7 @@ class Eagle3Session(DFlashSession):
     def _take(self, queued: Tensor) -> tuple[Tensor, Tensor]:
         weight = self._model.norm.weight
         bounded = any(cache.bound is not None for cache in self._caches)
-        pair = (weight, weight)  # replaced: there is a row
+        pair: tuple[Tensor, Tensor] = (weight, weight)  # replaced: there is a row
         for features in torch.split(queued, self._model.spec.block_size if bounded else CHUNK):
             first, rows = self._absorbed, features.shape[0]
             tokens = self._tokens[first + 1 : first + 1 + rows]
