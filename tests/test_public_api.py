@@ -96,7 +96,7 @@ def test_options_have_the_documented_names() -> None:
     assert list(dflash.LoadConfig.__dataclass_fields__) == [
         *("target", "draft", "backend", "device", "dtype", "draft_dtype"),
         *("draft_sliding_window_size", "taps", "threads", "pack_weights", "trust_remote_code"),
-        *("profile", "force_dflash", "gguf"),
+        *("profile", "force_dflash", "gguf", "mtp"),
     ]
     assert list(dflash.GenerateConfig.__dataclass_fields__) == [
         *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
