@@ -22,13 +22,24 @@ def kv_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
     """
     text = config.get_text_config(decoder=True)
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    layers = sum(kind not in STATE_ONLY for kind in kinds)
-    queries = getattr(text, "num_attention_heads", None)
-    if queries is None:  # no attention anywhere
+    layers = zip(kinds, _layer_configs(text), strict=True)
+    numbers = sum(_kv_numbers(layer) for kind, layer in layers if kind not in STATE_ONLY)
+    return int(2 * numbers * tokens * dtype.itemsize)
+
+
+def _layer_configs(text: Any) -> list[Any]:
+    """What each layer is made of: families like Gemma 4 have heads of several widths."""
+    own = getattr(text, "per_layer_config", None)  # not in old transformers
+    return [text] * text.num_hidden_layers if own is None else list(own)
+
+
+def _kv_numbers(layer: Any) -> int:
+    """Numbers in the keys of one token, which are as many as in its values; 0 without heads."""
+    queries = getattr(layer, "num_attention_heads", None)
+    if queries is None:
         return 0
-    heads = getattr(text, "num_key_value_heads", None) or queries
-    width = getattr(text, "head_dim", None) or text.hidden_size // queries
-    return int(2 * layers * heads * width * tokens * dtype.itemsize)
+    heads = getattr(layer, "num_key_value_heads", None) or queries
+    return int(heads * (getattr(layer, "head_dim", None) or layer.hidden_size // queries))
 
 
 def free_bytes(device: torch.device) -> int | None:
