@@ -45,6 +45,8 @@ class ModelForward:
         spellings = ("cache", "cache_params", "past_key_values")
         self._cache = next((name for name in spellings if name in names), "past_key_values")
         self._keep = "logits_to_keep" in names
+        text = model.config.get_text_config(decoder=True)
+        self._shares = bool(getattr(text, "num_kv_shared_layers", 0))
         self.device = model.get_input_embeddings().weight.device
 
     def __call__(self, rows: Sequence[int] | Tensor, cache: PreallocatedCache, keep: int) -> Tensor:
@@ -53,6 +55,10 @@ class ModelForward:
         options: dict[str, Any] = {self._cache: cache, "use_cache": True}
         if self._keep:
             options["logits_to_keep"] = keep
+        if self._keep and keep and self._shares:
+            # layers that share keys (Gemma 4) leave rows out for a number, but not for places,
+            # and a draft may tap any row of them
+            options["logits_to_keep"] = torch.arange(ids.shape[1], device=self.device)[-keep:]
         logits: Tensor = self._model(input_ids=ids, **options).logits[0]
         cache.ran(ids.shape[1])
         return logits[-keep:] if keep else logits
