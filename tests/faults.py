@@ -68,9 +68,11 @@ COVERED: dict[str, tuple[str, ...]] = {
         "backends/test_rollback.py::test_that_test_would_see_a_state_that_was_not_taken_back",
     ),
     "R59 look-ups on a hybrid": (
+        "conformance/test_families.py::test_a_hybrid_says_the_same_with_a_lookup_and_resumes",
         "backends/test_rollback.py::test_random_blocks_leave_the_text_of_plain_decoding",
     ),
     "R61 prefixes of a hybrid": (
+        "conformance/test_families.py::test_a_hybrid_says_the_same_with_a_lookup_and_resumes",
         "backends/test_rollback.py::"
         "test_the_same_prompt_resumes_at_its_last_token_and_says_the_same",
     ),
