@@ -336,6 +336,24 @@ def test_prompts_of_any_length_in_turn_on_one_engine():
             assert engine.generate(prompt, max_tokens=30).token_ids == expected.token_ids
 
 
+def test_progress_shows_each_part_of_a_long_prompt():
+    with load("toy", "toy:oracle") as engine:
+        prompt = [65] * 300  # the toy runs 64 at a time
+        plain = list(engine.stream(prompt, max_tokens=9, reuse=False))
+        shown = list(engine.stream(prompt, max_tokens=9, reuse=False, progress=True))
+    assert [chunk.token_ids for chunk in shown[:4]] == [()] * 4 and shown[4].token_ids
+    assert not any(chunk.text for chunk in shown[:4])
+    assert [chunk.token_ids for chunk in shown[4:]] == [chunk.token_ids for chunk in plain]
+
+
+def test_a_chunk_says_how_much_was_drafted():
+    with load("toy", "toy:script:2,0,5") as engine:
+        chunks = list(engine.stream("hi", max_tokens=30, block_size=8))
+        stats = chunks[-1].stats
+    assert sum(chunk.drafted for chunk in chunks) == stats.drafted
+    assert all(chunk.sources.count("draft") <= chunk.drafted for chunk in chunks)
+
+
 def test_few_sessions_stay_parked():
     pair = Counting()
     with Engine(pair) as engine:

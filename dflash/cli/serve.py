@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -141,6 +142,7 @@ def serve(
     )
     if not config.only_here and not config.api_keys:
         note("reachable from other machines, and no key is asked for: --api-key-file names some")
+    _log_requests()
     engine, why = _open(given)
     with engine:
         if no_mtp and "mtp" in str(engine.pair.draft_name).lower():
@@ -148,6 +150,16 @@ def serve(
                 "--no-mtp, and the draft is made of MTP heads: name another (--draft)"
             )
         package.serve(engine, config, why, ready=status)
+
+
+def _log_requests() -> None:
+    """A line for each request on standard error, without any of its text."""
+    log = logging.getLogger("dflash.serve")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def _package() -> Any:

@@ -16,10 +16,11 @@ from dflash.engine import Engine
 from dflash.serve.config import ServeConfig
 from dflash.serve.errors import ApiError, as_api_error, is_anthropic
 from dflash.serve.guard import Guard
-from dflash.serve.routes import chat, completions, messages, meta, page, responses, tokens
+from dflash.serve.routes import chat, completions, docs, messages, meta, page, responses, tokens
+from dflash.serve.schema.common import ErrorReply
 from dflash.serve.server import Server
 
-PARTS = (meta, page, chat, completions, responses, messages, tokens)
+PARTS = (meta, page, chat, completions, responses, messages, tokens, docs)
 
 
 def create_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
@@ -36,7 +37,14 @@ def app_of(server: Server) -> FastAPI:
         yield
         app.state.server.stop()
 
-    app = FastAPI(title="dflash", lifespan=lifespan)
+    app = FastAPI(
+        title="dflash",
+        description="A local model over HTTP, with lossless speculative decoding.",
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's own page needs scripts from elsewhere
+        redoc_url=None,
+        responses={"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}},
+    )
     app.state.server = server
     for part in PARTS:
         app.include_router(part.router)

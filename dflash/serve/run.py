@@ -37,11 +37,15 @@ class Runner(uvicorn.Server):
             )
         )
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second ends what runs now."""
-        self._again = self._again or not self._server.worker.accepting
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
+        """The first signal drains, the second ends what runs now.
+
+        Neither is raised again afterwards, as uvicorn would: a server that was told to stop and
+        stopped has done what it was told.
+        """
+        self._again = self.should_exit
         self._server.worker.drain()
-        super().handle_exit(sig, frame)
+        self.should_exit = True
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Listen, and say where."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any
 from dflash.config import BlockSize
 from dflash.engine import Engine
 from dflash.errors import DFlashError
+from dflash.generate_config import CONSTRAINTS
 from dflash.results import Chunk
 from dflash.serve.config import ServeConfig
 from dflash.serve.errors import ApiError, as_api_error, log
@@ -25,6 +27,8 @@ from dflash.serve.spelling import Spelling
 from dflash.serve.splitter import Splitter
 from dflash.serve.tally import Asked
 from dflash.serve.worker import Job, Worker
+
+MOST_HELD = 1 << 16  # characters of a schema, pattern or grammar
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Server:
     def _understand(self, make: Callable[[], Order]) -> tuple[Order, Asked, Iterator[Chunk]]:
         try:
             order = make()
+            _check_held(order.options)
             if self.config.log_prompts:
                 self._log_prompts(order)
             size, asked = self._block(order.speculative)
@@ -156,6 +161,14 @@ class Server:
             return "auto", Asked(None)
         kept = min(size, native)
         return kept, Asked(kept, None if kept == size else size)
+
+
+def _check_held(options: Mapping[str, Any]) -> None:
+    """Refuse forms that would take the compiler of grammars very long. Raises ApiError."""
+    for name in CONSTRAINTS:
+        size = len(json.dumps(options[name])) if name in options else 0
+        if size > MOST_HELD:
+            raise ApiError(400, f"a {name} may have {MOST_HELD} characters, this one has {size}")
 
 
 class Aloud:

@@ -42,6 +42,7 @@ class Splitter:
         self._family, self._offered, self._most_calls = family, offered or {}, most_calls
         self._calls = 0
         self._held = ""
+        self._gap = ""  # layout before a call, which is text where the call is none
         self._found: list[Delta] = []
         self._state = "reasoning" if inside else "start" if think else "content"
         self._strip = False  # white space after a mark belongs to the layout
@@ -64,7 +65,8 @@ class Splitter:
         found = self.feed("")
         rest, self._held = self._held, ""
         if self._state in ("call", "bare"):
-            opening = self._family.opening if self._family and self._state == "call" else ""
+            assert self._family is not None, "calls have a family"
+            opening = self._gap + self._family.opening if self._state == "call" else ""
             found += self._called(rest, opening + rest)
         elif rest:
             found.append(Delta("reasoning" if self._state == "reasoning" else "content", rest))
@@ -110,6 +112,7 @@ class Splitter:
         if mark:
             if before.strip():
                 self._found.append(Delta("content", before.rstrip()))
+            self._gap = before[len(before.rstrip()) :]
             self._held, self._state = after, "call"
             return True
         certain = len(self._held) - overlap(self._held, family.opening)
@@ -127,8 +130,10 @@ class Splitter:
         body, mark, after = self._held.partition(self._family.closing)
         if not mark:
             return False
-        self._found += self._called(body, self._family.opening + body + mark)
-        self._held, self._state, self._strip = after, "content", True
+        found = self._called(body, self._gap + self._family.opening + body + mark)
+        self._found += found
+        self._held, self._state = after, "content"
+        self._strip = found[:1] != [] and found[0].kind == "call"
         return True
 
     def _called(self, body: str, whole: str) -> list[Delta]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -22,15 +22,20 @@ def frame(value: Mapping[str, Any], event: str | None = None) -> ServerSentEvent
     return ServerSentEvent(data=text, event=event, sep="\n")
 
 
-def answer(frames: AsyncIterator[ServerSentEvent], anthropic: bool = False) -> EventSourceResponse:
-    """The response that streams ``frames``; an ApiError among them becomes the last event."""
+def answer(
+    frames: AsyncIterator[ServerSentEvent], leave: Callable[[], None], anthropic: bool = False
+) -> EventSourceResponse:
+    """The response that streams ``frames``; an ApiError among them becomes the last event.
+
+    ``leave`` is called at the end, whoever ended it.
+    """
     return EventSourceResponse(
-        _to_the_end(frames, anthropic), ping=PING, send_timeout=STALLED, sep="\n"
+        _to_the_end(frames, leave, anthropic), ping=PING, send_timeout=STALLED, sep="\n"
     )
 
 
 async def _to_the_end(
-    frames: AsyncIterator[ServerSentEvent], anthropic: bool
+    frames: AsyncIterator[ServerSentEvent], leave: Callable[[], None], anthropic: bool
 ) -> AsyncIterator[ServerSentEvent]:
     try:
         async with aclosing(frames) as open_frames:  # type: ignore[type-var]  # a generator
@@ -40,3 +45,5 @@ async def _to_the_end(
         yield frame(problem.body(anthropic), event="error" if anthropic else None)
         if not anthropic:
             yield DONE
+    finally:
+        leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -223,6 +224,18 @@ def facade_mlx(pair: Scripted, call: Call) -> Outcome:
     return Outcome(text, tokens, found[-1].finish_reason)
 
 
+def over_http(url: str) -> Callable[[Scripted, Call], Outcome]:
+    """``POST url``, answered whole and as a stream in turn."""
+    streamed = cycle((False, True))
+
+    def run(pair: Scripted, call: Call) -> Outcome:
+        from tests.conformance.served import ask
+
+        return Outcome(*ask(pair, call, url, next(streamed)))
+
+    return run
+
+
 def _llama(pair: Scripted, call: Call, *, chat: bool) -> Outcome:
     from dflash.llama import Llama, SpecConfig, SpeculativeType
 
@@ -279,4 +292,10 @@ ENTRIES = [
     Entry("dflash.model.dflash_generate", facade_function, **TORCH),
     Entry("dflash.DFlashDraftModel.spec_generate", facade_method, **TORCH),
     Entry("dflash.model_mlx.stream_generate", facade_mlx, **MLX),
+    Entry("POST /v1/completions", over_http("/v1/completions"), any_block=True),
+    # behind these is the same server; what differs is words, which the toy has as well
+    *(
+        Entry(f"POST {url}", over_http(url), chat=True, any_block=True, backends=("toy",))
+        for url in ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+    ),
 ]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import dflash
+from dflash.engine import load
+from dflash.serve import create_app
 from tests.conformance.entries import ENTRIES
 
 LIKELY = re.compile(r"generat|stream|chat|complet|answer|decode|respond|\brun\b|__call__")
@@ -24,6 +26,9 @@ NOT_ENTRIES = {
     "dflash.GenerateConfig": "a config",
 }
 """Public names that sound like one and generate nothing."""
+
+NO_ANSWERS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+"""Routes that count or translate."""
 
 DRIVERS = {
     "dflash/engine.py": "dflash.Engine.stream",
@@ -54,7 +59,14 @@ def public_names() -> set[str]:
     commands = [
         str(c.name or (c.callback and c.callback.__name__)) for c in app.registered_commands
     ]
-    return found | {f"dflash {name}" for name in commands if LIKELY.search(name)}
+    return found | {f"dflash {name}" for name in commands if LIKELY.search(name)} | routes()
+
+
+def routes() -> set[str]:
+    """The server's routes that something is posted to."""
+    document = create_app(load("toy")).openapi()
+    urls = [url for url, methods in document["paths"].items() if "post" in methods]
+    return {f"POST {url}" for url in urls if url not in NO_ANSWERS}
 
 
 def _exists(module: str) -> bool:

@@ -12,8 +12,18 @@ import pytest
 from dflash.backends.toy import ScriptedDraft
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed, Off
+from dflash.core.protocols import Growing
 from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Sampling, Step
-from tests.conformance.backends import ALWAYS, BLOCK, SCRIPTS, SOMETIMES, Backend, request
+from tests.conformance.backends import (
+    ALWAYS,
+    BLOCK,
+    SCRIPTS,
+    SOMETIMES,
+    Backend,
+    Own,
+    Scripted,
+    request,
+)
 from tests.core.toys import Drawn, ticks, tokens_of
 
 PROMPT = [71, 103, 35, 90, 120, 33, 64]
@@ -204,6 +214,28 @@ def test_a_session_takes_what_its_capacity_says_and_a_block_beyond(backend: Back
         found = list(decode(asked, target, [wrong], plan, ticks()))
         assert tokens_of(found) == backend.plain.run(asked)[0]
         wrong = ScriptedDraft(backend.plain.ahead, backend.pair.vocab_size, (0,), BLOCK - 1)
+    target.close()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["a perfect draft", "the backend's own draft"])
+def test_sessions_that_grow_go_on_as_they_were(backend: Backend, own: bool) -> None:
+    small, large = 24, 96
+    pair = Own(backend) if own else Scripted(backend)
+    target, (draft,) = pair.open_target(small), pair.open_drafts(small)
+    if not isinstance(target, Growing) or not isinstance(draft, Growing):
+        pytest.skip("these sessions cannot grow, and their texts are run again")
+    asked = request(PROMPT, small - len(PROMPT))
+    said = tokens_of(list(decode(asked, target, [draft], Fixed(4), ticks())))
+    target.grow(large)
+    draft.grow(large)
+    second = request([*PROMPT, *said, 9], 60)
+    reuse = draft.holds(second.prompt, target.holds(second.prompt, len(second.prompt) - 1))
+    assert reuse == small - 1
+    found = list(decode(second, target, [draft], Fixed(4), ticks(), reuse))
+    assert tokens_of(found) == backend.plain.run(second)[0]
+    if not own:
+        assert all(step.accepted == step.rows for step in found)
+    draft.close()
     target.close()
 
 

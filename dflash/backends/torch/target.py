@@ -137,9 +137,13 @@ class TorchTargetSession:
         assert reached == len(self._tokens) - 1, "a verified block can be cut at any row"
 
     def fork(self) -> TorchTargetSession:
-        """An independent session with the same tokens and a copy of the cache."""
+        """An independent session with the same tokens and a copy of the cache.
+
+        Raises OutOfMemory.
+        """
         twin = TorchTargetSession(self._model, self._taps.layers, 0, chunk=self._chunk)
-        twin._cache = self._cache.copy()
+        with guard("copying a session"):
+            twin._cache = self._cache.copy()
         twin._rewind = self._rewind.fork(twin._cache)
         twin._tokens, twin._request = list(self._tokens), self._request
         twin._judge = make_judge(self._request)

@@ -38,7 +38,7 @@ async def chat_completions(body: ChatRequest, request: Request, server: Served) 
     check_model(server, body.model)
     reply = await server.submit(lambda: order_of(body, server))
     if body.stream:
-        return sse.answer(Stream(body, server, reply).frames())
+        return sse.answer(Stream(body, server, reply).frames(), reply.cancel)
     choices = await whole(request, reply)
     return JSONResponse(
         {
@@ -63,13 +63,17 @@ def order_of(body: ChatRequest, server: Server) -> Order:
         effort=body.reasoning_effort,
     )
     understood = conversation.understood(server.engine.pair.tokenizer)
-    options = body.chosen() | body.shaped() | understood.held
-    if body.logprobs:
-        options["logprobs"] = body.top_logprobs or 0
-    tokens = body.max_completion_tokens or body.max_tokens
+    more: dict[str, Any] = {
+        "max_tokens": body.max_completion_tokens,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "n": body.n,
+        "stop": body.stop,
+    }
+    if more["max_tokens"] is None:
+        more["max_tokens"] = body.max_tokens
     return Order(
         prompts=[understood.ids],
-        options=options | without_none({"max_tokens": tokens}),
+        options=body.chosen() | understood.held | without_none(more),
         speculative=body.speculative,
         seconds=body.deadline,
         split=understood.split,

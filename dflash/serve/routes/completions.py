@@ -29,7 +29,7 @@ async def completions(body: CompletionRequest, request: Request, server: Served)
     check_model(server, body.model)
     reply = await server.submit(lambda: order_of(body))
     if body.stream:
-        return sse.answer(Stream(body, server, reply).frames())
+        return sse.answer(Stream(body, server, reply).frames(), reply.cancel)
     choices = await whole(request, reply)
     return JSONResponse(
         {
@@ -49,10 +49,16 @@ def order_of(body: CompletionRequest) -> Order:
             400, f"prompts x n must be between 1 and {MOST_TEXTS}", code=None, param="prompt"
         )
     held = body.structured_outputs.held() if body.structured_outputs else {}
-    more = {"max_tokens": body.max_tokens, "echo": body.echo, "logprobs": body.logprobs}
+    more = {
+        "max_tokens": body.max_tokens,
+        "echo": body.echo,
+        "logprobs": body.logprobs,
+        "n": body.n,
+        "stop": body.stop,
+    }
     return Order(
         prompts=prompts,
-        options=body.chosen() | body.shaped() | held | without_none(more),
+        options=body.chosen() | held | without_none(more),
         speculative=body.speculative,
         seconds=body.deadline,
         default_tokens=DEFAULT_TOKENS,

@@ -32,7 +32,7 @@ async def messages(body: MessagesRequest, request: Request, server: Served) -> R
     check_model(server, body.model)
     reply = await server.submit(lambda: _order(body, server))
     if body.stream:
-        return sse.answer(Stream(body, server, reply).frames(), anthropic=True)
+        return sse.answer(Stream(body, server, reply).frames(), reply.cancel, anthropic=True)
     (choice,) = await whole(request, reply)
     return JSONResponse(
         {

@@ -32,7 +32,7 @@ async def responses(body: ResponsesRequest, request: Request, server: Served) ->
     reply = await server.submit(lambda: _order(body, server))
     answer = Answer(body, server, reply)
     if body.stream:
-        return sse.answer(answer.frames())
+        return sse.answer(answer.frames(), reply.cancel)
     (choice,) = await whole(request, reply)
     return JSONResponse(answer.complete(choice))
 
@@ -46,7 +46,11 @@ def _order(body: ResponsesRequest, server: Server) -> Order:
         held=_held(body),
         effort=body.reasoning.effort if body.reasoning else None,
     ).understood(server.engine.pair.tokenizer)
-    more = {"max_tokens": body.max_output_tokens, "logprobs": _logprobs(body)}
+    more = {
+        "max_tokens": body.max_output_tokens,
+        "logprobs": _logprobs(body),
+        "stop": body.stop,
+    }
     return Order(
         prompts=[understood.ids],
         options=body.chosen() | understood.held | without_none(more),

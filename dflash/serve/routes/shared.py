@@ -19,7 +19,7 @@ from dflash.serve.spelling import Spelling
 GONE = 499  # nobody is left to read it
 
 
-def _server(request: Request) -> Server:
+async def _server(request: Request) -> Server:  # as a plain function it would run in a thread
     server: Server = request.app.state.server
     return server
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from dflash.serve.config import MOST_LOGPROBS
 from dflash.serve.schema.common import (
-    Penalties,
     Sampling,
+    Several,
     StreamOptions,
     StructuredOutputs,
     Wire,
@@ -111,12 +111,12 @@ class SchemaFormat(Wire):
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ChatRequest(Sampling, Penalties):
+class ChatRequest(Sampling, Several):
     """A conversation to be continued by the assistant."""
 
     messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=0)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None

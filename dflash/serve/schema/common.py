@@ -26,6 +26,21 @@ class Wire(BaseModel):
         return without_none(given) if isinstance(given, dict) else given
 
 
+class Problem(BaseModel):
+    """Why there is no answer."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(BaseModel):
+    """The body of every error; Anthropic's routes have ``type: error`` beside it."""
+
+    error: Problem
+
+
 class Speculative(Wire):
     """Speculation for one request."""
 
@@ -44,6 +59,11 @@ class Sampling(Wire):
     top_k: int | None = Field(None, ge=-1, description="0 or -1: off.")
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    no_repeat_ngram: int | None = Field(None, ge=0)
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[list[int]] | None = Field(None, description="Sequences of token ids.")
     seed: int | None = Field(None, ge=0, lt=2**63)
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -59,6 +79,11 @@ class Sampling(Wire):
             "top_k": None if self.top_k is None else max(0, self.top_k),
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "no_repeat_ngram": self.no_repeat_ngram,
+            "logit_bias": self.logit_bias,
+            "bad_words": self.bad_words,
             "seed": self.seed,
             "stop_token_ids": self.stop_token_ids,
             "ignore_eos": self.ignore_eos,
@@ -67,27 +92,12 @@ class Sampling(Wire):
         return without_none(found)
 
 
-class Penalties(Wire):
+class Several(Wire):
     """What OpenAI's two completion APIs have beyond that."""
 
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stop: str | list[str] | None = None
     user: str | None = None
-
-    def shaped(self) -> dict[str, Any]:
-        """Keywords of ``Engine.stream``, those that were given."""
-        return without_none(
-            {
-                "presence_penalty": self.presence_penalty,
-                "frequency_penalty": self.frequency_penalty,
-                "logit_bias": self.logit_bias,
-                "n": self.n,
-                "stop": self.stop,
-            }
-        )
 
 
 class StreamOptions(Wire):

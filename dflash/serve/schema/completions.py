@@ -8,8 +8,8 @@ from pydantic import Field
 
 from dflash.serve.config import MOST_CHOICES
 from dflash.serve.schema.common import (
-    Penalties,
     Sampling,
+    Several,
     StreamOptions,
     StructuredOutputs,
     unsupported,
@@ -19,7 +19,7 @@ DEFAULT_TOKENS = 16  # as the API has it
 MOST_TEXTS = 8 * MOST_CHOICES  # prompts x n
 
 
-class CompletionRequest(Sampling, Penalties):
+class CompletionRequest(Sampling, Several):
     """Text, or token ids, to be continued as they stand."""
 
     prompt: str | list[int] | list[str] | list[list[int]]

@@ -108,7 +108,7 @@ class CountRequest(Prompted):
 class MessagesRequest(Prompted, Sampling):
     """A conversation to be continued by the assistant."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=0)
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None

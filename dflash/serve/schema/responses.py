@@ -120,7 +120,8 @@ class ResponsesRequest(Sampling):
 
     input: str | list[Item]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: int | None = Field(None, ge=0)
+    stop: str | list[str] | None = None
     stream: bool | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None

@@ -1,0 +1,98 @@
+"""``dflash serve``: flags and environment become a server, or one error before any loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dflash.serve
+from dflash.engine import Engine
+from tests.cli.running import run
+
+TOY = ("serve", "--model", "toy", "--draft", "toy:oracle")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the command would serve: engine, config, and why there is no draft."""
+    found: list[Any] = []
+
+    def serve(engine: Engine, config: Any, why: str | None, **_: Any) -> None:
+        found.extend((engine.pair.draft_name, config, why))
+
+    monkeypatch.setattr(dflash.serve, "serve", serve)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "size"),
+    [
+        (None, (), None),
+        ("12", (), 12),
+        ("auto", (), "auto"),
+        ("12", ("--block-size", "5"), 5),
+        ("12", ("--draft-tokens", "5"), 6),
+        (None, ("--block-size", "auto"), "auto"),
+    ],
+)
+def test_the_flag_wins_over_the_environment(
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: str | None,
+    flags: tuple[str, ...],
+    size: Any,
+) -> None:
+    if environment is not None:
+        monkeypatch.setenv("DFLASH_BLOCK_SIZE", environment)
+    assert run(*TOY, *flags).code == 0
+    assert started[1].block_size == size
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "many", "1.5"])
+def test_a_bad_block_size_in_the_environment_refuses_to_start(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("DFLASH_BLOCK_SIZE", value)
+    refused = run(*TOY)
+    assert refused.code == 2 and not started
+    assert "DFLASH_BLOCK_SIZE" in refused.err and value in refused.err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--block-size", "0"),
+        ("--block-size", "4", "--draft-tokens", "3"),
+        ("--port", "99999"),
+        ("--max-running", "0"),
+        ("--api-key-file", "no-such-file"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(started: list[Any], flags: tuple[str, ...]) -> None:
+    assert run(*TOY, *flags).code == 2
+    assert not started
+
+
+def test_keys_come_from_a_file_and_the_environment(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\none\n\ntwo\n")
+    monkeypatch.setenv("DFLASH_API_KEY", "three")
+    assert run(*TOY, "--api-key-file", str(file)).code == 0
+    assert set(started[1].api_keys) == {"one", "two", "three"}
+
+
+def test_listening_to_everybody_without_a_key_is_pointed_out(started: list[Any]) -> None:
+    said = run(*TOY, "--host", "0.0.0.0")
+    assert said.code == 0 and "no key" in said.err
+
+
+def test_a_draft_that_cannot_be_loaded_is_an_error_unless_told(started: list[Any]) -> None:
+    flags = ("serve", "--model", "toy", "--draft", "toy:nonsense")
+    assert run(*flags).code == 2 and not started
+    said = run(*flags, "--allow-fallback")
+    assert said.code == 0 and "draft: off" in said.err
+    assert started[0] is None and "could not be loaded" in started[2]
