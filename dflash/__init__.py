@@ -98,6 +98,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("dflash-engine")
+        except PackageNotFoundError:
+            return "0+source"  # a checkout that is not installed
     if name not in _HOME:
         raise AttributeError(f"module 'dflash' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -7,13 +7,14 @@ out) > the draft's ``default_block_size`` > auto. The draft's native size caps a
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflash.config import BlockSize
 from dflash.core import policy as policies
 from dflash.core.floor import Floor
 from dflash.core.profile import Profile
 from dflash.core.protocols import Pair, Policy
+from dflash.core.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Blocks:
     name: str  # off, fixed, floor, adaptive
     block_size: int | None  # None = chosen each round
     clamped_from: int | None = None
+    reason: str = ""  # why this size, for a person
 
 
 def choose(
@@ -39,10 +41,11 @@ def choose(
     """
     native = pair.draft_block_size
     if native is None:
-        return Blocks(policies.Off(), "off", 1)
+        return Blocks(policies.Off(), "off", 1, reason="there is no draft")
     size = pair.default_block_size if asked is None else asked
     if size is None or size == "auto":
-        return Blocks(policies.Adaptive(native, profile), "adaptive", None)
+        adaptive = policies.Adaptive(native, profile)
+        return Blocks(adaptive, "adaptive", None, reason="chosen each round by measured time")
     clamped_from = size if size > native else None
     if clamped_from is not None:
         warnings.warn(
@@ -50,10 +53,27 @@ def choose(
             UserWarning,
             stacklevel=2,
         )
+    reason = _reason(asked, size, native)
     size = min(size, native)
     if size == 1:
-        return Blocks(policies.Off(), "off", 1, clamped_from)
+        return Blocks(policies.Off(), "off", 1, clamped_from, reason)
     if min_acceptance_rate is not None:
         floor = Floor(size, min_acceptance_rate, None if profile is None else profile.costs)
-        return Blocks(floor, "floor", size, clamped_from)
-    return Blocks(policies.Fixed(size), "fixed", size, clamped_from)
+        return Blocks(floor, "floor", size, clamped_from, reason)
+    return Blocks(policies.Fixed(size), "fixed", size, clamped_from, reason)
+
+
+def _reason(asked: BlockSize, size: int, native: int) -> str:
+    if size > native:
+        return f"the draft's native size; {size} was asked for"
+    return "the draft's own default" if asked is None else "asked for"
+
+
+def explained(stats: Stats, chosen: Blocks) -> Stats:
+    """``stats`` with why blocks had their size, and how often and why drafting was given up."""
+    return replace(
+        stats,
+        block_reason=chosen.reason,
+        fallback_rounds=getattr(chosen.policy, "fallback_rounds", 0),
+        fallback_reason=getattr(chosen.policy, "fallback_reason", None),
+    )

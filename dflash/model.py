@@ -17,16 +17,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
-from dflash.errors import ConfigError, MissingBackend
+from dflash.errors import ConfigError, missing
 from dflash.prompt import encode
 
 try:
     import torch
     from torch import Tensor
 except ImportError as problem:
-    raise MissingBackend(
-        "dflash.model needs torch: pip install 'dflash-engine[torch]'"
-    ) from problem
+    raise missing("dflash.model needs torch", "torch") from problem
 
 from dflash.backends.torch.dflash import DFlashDraftModel as Module
 from dflash.backends.torch.dflash2 import DFlash2DraftModel as Module2
@@ -249,6 +247,11 @@ def dflash_generate(
     it. Raises PromptError (empty, longer than the context, more than one sequence), ConfigError
     and PairError (the draft does not fit this target).
     """
+    if not isinstance(model, DFlashDraftModel):
+        raise ConfigError(
+            "dflash_generate(model, target, ...) takes the draft first, a DFlashDraftModel, and "
+            f"then the target; got {type(model).__name__} and {type(target).__name__}"
+        )
     asked = GenerateConfig(
         max_tokens=max_new_tokens,
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,

@@ -15,8 +15,9 @@ from typing import cast
 from dflash.config import MTP, NO_DRAFT, LoadConfig, join_draft, split_draft
 from dflash.core.protocols import Pair
 from dflash.drafts.spec import read_spec
-from dflash.errors import ConfigError, MissingBackend
+from dflash.errors import CheckpointError, ConfigError, missing
 from dflash.gguf_file import is_gguf
+from dflash.hub import hub_config, is_hub_id
 from dflash.ngram_pair import NgramPair
 from dflash.registry import BACKENDS
 
@@ -32,7 +33,7 @@ def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
     """
     model, ngram = (None, False) if draft is None else split_draft(draft)
     if target is None and model not in (None, NO_DRAFT, DEMO, MTP):
-        target = _target_of(Path(model))
+        target = _target_of(model)
     if target is None or target == DEMO:
         from dflash import demo
 
@@ -45,9 +46,15 @@ def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
     return target, join_draft(model, True) if ngram and model is not None else model
 
 
-def _target_of(draft: Path) -> str:
-    known = draft.exists() and not is_gguf(draft.name)
-    name = read_spec(draft).target_name if known else None
+def _target_of(draft: str) -> str:
+    """The target in the draft's config; that of a hub id is fetched to see it."""
+    if _homes(draft) == ["toy"]:
+        raise ConfigError(f"draft {draft} is of the built-in fake: name its target, --model toy")
+    place = Path(draft).expanduser()
+    if not place.exists() and not is_hub_id(draft):
+        raise CheckpointError(f"no such draft folder: {draft} (a hub id is written owner/name)")
+    known = None if is_gguf(draft) else place if place.exists() else hub_config(draft)
+    name = None if known is None else read_spec(known).target_name
     if name is None:
         raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")
     from dflash.demo import HUB_ID
@@ -111,9 +118,7 @@ def open_pair(config: LoadConfig) -> Pair:
     except ModuleNotFoundError as problem:
         if problem.name is None or problem.name.split(".")[0] == "dflash":
             raise
-        raise MissingBackend(
-            f"backend {name!r} needs {problem.name}: pip install 'dflash-engine[{name}]'"
-        ) from problem
+        raise missing(f"backend {name!r} needs {problem.name}", name) from problem
     pair: Pair = opener(replace(config, draft=_model_of(config)))
     for message in getattr(pair, "warnings", ()):
         warnings.warn(message, UserWarning, stacklevel=2)

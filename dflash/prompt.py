@@ -19,11 +19,17 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int] | Any  # Any: arrays and tensors of ids
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
 def encode(
     tokenizer: Any, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
 ) -> list[int]:
     """Ids [T] of ``prompt``. Raises PromptError when it is empty, or of no known form."""
+    if system is not None:
+        insist_on_text(system, "the system message")
     if isinstance(prompt, str):
+        insist_on_text(prompt)
         if not prompt.strip():
             raise PromptError("the prompt is empty: give some text")
         turns = [{"role": "user", "content": prompt}]
@@ -43,6 +49,21 @@ def encode(
     return list(ids)
 
 
+def insist_on_text(text: Any, what: str = "the prompt") -> None:
+    """Raise PromptError for what is no string, or holds half a character.
+
+    Python hands bytes that are not UTF-8 over as lone surrogates, which nothing can encode.
+    """
+    if not isinstance(text, str):
+        raise PromptError(f"{what} must be text, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError(
+            f"{what} is not UTF-8 text: convert it first (iconv -f latin1 -t utf-8)"
+        ) from None
+
+
 def render(
     tokenizer: Any, turns: Sequence[Message], system: str | None = None, **variables: Any
 ) -> str | None:
@@ -54,6 +75,8 @@ def render(
     if not getattr(tokenizer, "chat_template", None):
         return None
     messages = [dict(turn) for turn in turns]
+    for message in messages:
+        insist_on_text(message["content"] or "", "a message")
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     if not any((message["content"] or "").strip() for message in messages):
@@ -101,6 +124,8 @@ def _is_messages(prompt: Any) -> TypeGuard[Sequence[Message]]:
     for message in prompt:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise PromptError(f"a message needs 'role' and 'content'; found {message!r}")
+        if message["role"] not in ROLES:
+            raise PromptError(f"unknown role {message['role']!r}. Known: {', '.join(ROLES)}")
         if not isinstance(message.get("content"), str):
             raise PromptError(f"the content of a message must be text; found {message!r}")
     return True
@@ -108,7 +133,9 @@ def _is_messages(prompt: Any) -> TypeGuard[Sequence[Message]]:
 
 def _given_ids(prompt: Any) -> Iterable[int]:
     values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if isinstance(values, Mapping) or not isinstance(values, Iterable):
+    if isinstance(values, Mapping | bytes | bytearray | memoryview) or not isinstance(
+        values, Iterable
+    ):
         raise PromptError(f"a prompt is a text, messages or token ids, not {type(prompt).__name__}")
     rows = list(values)
     if rows and isinstance(rows[0], Sequence) and not isinstance(rows[0], str):

@@ -26,6 +26,7 @@ from dflash.core.stats import Stats
 from dflash.engine import Engine, load
 from dflash.errors import ConfigError, UnknownName
 from dflash.ngram_pair import NgramPair
+from dflash.opening import pair_names
 from dflash.registry import WRAPPERS
 
 if TYPE_CHECKING:
@@ -278,7 +279,8 @@ def _wrapped(target: Any, draft: Any) -> Pair:
     """A pair over the user's own target. Only torch has models that people hold."""
     look_up = False
     if isinstance(draft, str | PathLike):
-        draft, look_up = split_draft(str(draft))
+        _, named = pair_names("held", str(draft))  # "demo" has a folder
+        draft, look_up = split_draft(str(named))
         draft = None if draft == NO_DRAFT else draft
     pair: Pair = WRAPPERS.load("torch")(target, draft)
     for message in getattr(pair, "warnings", ()):

@@ -198,8 +198,11 @@ def test_a_cache_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "plain").write_text("")
     monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "plain"))
-    with pytest.raises(DownloadError, match="set DFLASH_CACHE"):
+    monkeypatch.setattr(demo, "_download", lambda *_: pytest.fail("nothing is fetched in vain"))
+    with pytest.raises(DownloadError, match="set DFLASH_CACHE") as caught:
         demo.demo_target()
+    assert str(caught.value).count("cannot write to") == 1
+    assert "Tried" not in str(caught.value)
 
 
 def test_what_a_killed_process_left_is_swept_a_day_later(

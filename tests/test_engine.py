@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import warnings
 
@@ -15,11 +16,14 @@ from dflash.backends.toy import ToyModel, ToyPair, ToyTarget
 from dflash.config import GenerateConfig
 from dflash.engine import Engine, load
 from dflash.errors import (
+    CheckpointError,
     ConfigError,
+    DownloadError,
     EngineClosed,
     PromptError,
     UnknownName,
 )
+from tests.drafts.configs import config
 
 DRAFTS = ["toy:oracle", "toy:script:1,3,0,7", "toy:random"]
 
@@ -91,6 +95,10 @@ def test_a_prompt_may_be_text_messages_or_ids(engine):
         (5, "int"),
         (None, "NoneType"),
         ({"a": 1}, "dict"),
+        (b"hi", "bytes"),
+        ("caf\udce9", "not UTF-8"),
+        ([{"role": "user", "content": "caf\udce9"}], "not UTF-8"),
+        ([{"role": "robot", "content": "x"}], "unknown role 'robot'"),
         ("x" * 5000, "context"),
     ],
 )
@@ -102,6 +110,8 @@ def test_a_prompt_that_cannot_be_run_is_refused_at_the_call(engine, prompt, word
 def test_a_system_message_without_a_template_is_refused(engine):
     with pytest.raises(PromptError, match="system"):
         engine.stream("x", chat_template=False, system="be brief")
+    with pytest.raises(PromptError, match="system message must be text, not int"):
+        engine.stream("x", system=5)
 
 
 def test_arguments_are_checked_before_the_first_chunk_is_asked_for(engine):
@@ -197,6 +207,7 @@ def test_a_block_beyond_the_draft_is_clamped_visibly(engine):
     with pytest.warns(UserWarning, match="block size 99 .* native 16"):
         stats = engine.generate("hello", max_tokens=40, block_size=99).stats
     assert (stats.block_size, stats.clamped_from) == (16, 99)
+    assert stats.block_reason == "the draft's native size; 99 was asked for"
 
 
 def test_auto_is_adaptive(engine):
@@ -204,6 +215,8 @@ def test_auto_is_adaptive(engine):
     assert (chosen.name, chosen.block_size) == ("adaptive", None)
     stats = engine.generate("hello", max_tokens=60, block_size="auto").stats
     assert (stats.policy, stats.block_size, stats.completion_tokens) == ("adaptive", None, 60)
+    assert stats.block_reason == "chosen each round by measured time"
+    assert sum(rounds for _, rounds in stats.block_sizes) == stats.rounds
 
 
 def test_auto_changes_no_id(engine):
@@ -225,6 +238,8 @@ def test_a_block_under_the_floor_is_given_up_and_the_chunks_say_so():
     assert states.index("speculating") < states.index("fallback")
     assert [i for chunk in chunks for i in chunk.token_ids] == list(plain.token_ids)
     assert chunks[-1].stats.drafted < 40
+    assert chunks[-1].stats.fallback_rounds > 20
+    assert "drafts accepted" in chunks[-1].stats.fallback_reason
 
 
 def test_the_speed_is_measured_against_plain_steps_where_there_were_any(engine):
@@ -450,8 +465,45 @@ def test_a_draft_that_cannot_be_loaded_is_an_error():
 
 
 def test_a_draft_without_a_target_must_name_it(tmp_path):
-    with pytest.raises(ConfigError, match="--model"):
-        load(draft=str(tmp_path / "nowhere"))
+    (tmp_path / "config.json").write_text(json.dumps({**config(), "target_name": None}))
+    with pytest.raises(ConfigError, match=r"does not say which target.*--model"):
+        load(draft=str(tmp_path))
+    with pytest.raises(ConfigError, match="--model toy"):
+        load(draft="toy:oracle")
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "nowhere", "~/no/where"])
+def test_a_draft_alone_that_is_not_there_is_said_to_be_missing(name):
+    with pytest.raises(CheckpointError, match=r"no such draft folder: .*nowhere|no/where"):
+        load(draft=name)
+
+
+def test_a_hub_id_alone_is_fetched_to_see_its_target(monkeypatch):
+    from dflash import opening
+
+    with pytest.raises(DownloadError, match=r"owner/draft.*HF_HUB_OFFLINE"):
+        load(draft="owner/draft")
+    monkeypatch.setattr(opening, "hub_config", lambda name: {**config(), "target_name": "toy"})
+    assert opening.pair_names(None, "owner/draft") == ("toy", "owner/draft")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"target": 5}, "target must be a path or a hub id, got int"),
+        ({"target": "toy", "draft": 5}, "draft must be a path or a hub id, got int"),
+        ({"target": "toy", "profile": "x"}, "profile must be True or False, got 'x'"),
+        ({"target": "toy", "pack_weights": 1}, "pack_weights must be True or False"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(given, words):
+    with pytest.raises(ConfigError, match=words):
+        load(**given)
+
+
+def test_a_processor_must_be_callable(engine):
+    with pytest.raises(ConfigError, match="logits_processors must be callables"):
+        engine.stream("hello", logits_processors=3)
 
 
 def test_nothing_named_is_the_demo_pair(monkeypatch):

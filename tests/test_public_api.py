@@ -88,7 +88,8 @@ def test_results_have_the_documented_fields() -> None:
         *("mean_committed", "acceptance_rate", "acceptance_by_position", "histogram"),
         *("draft_seconds", "verify_seconds", "time_to_first_token", "tokens_per_second"),
         *("block_size", "backend", "clamped_from", "policy", "speedup", "by_draft"),
-        *("cached_tokens", "judged"),
+        *("cached_tokens", "judged", "conditional_acceptance", "macro_acceptance_rate"),
+        *("host_seconds", "block_sizes", "block_reason", "fallback_rounds", "fallback_reason"),
     ]
 
 
@@ -156,3 +157,8 @@ def test_the_package_says_that_it_is_typed() -> None:
     from importlib.resources import files
 
     assert files("dflash").joinpath("py.typed").is_file()
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert dflash.__version__
+    assert not dflash.__version__.startswith("unknown")

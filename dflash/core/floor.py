@@ -32,6 +32,8 @@ class Floor:
         ``costs`` learns what a plain step takes: where it knows nothing yet, the first step is one.
         """
         self.state = State.PREFILL
+        self.fallback_rounds = 0  # probes included
+        self.fallback_reason: str | None = None  # of the last time
         self._fixed, self._rate, self._costs = Fixed(block_size), min_acceptance_rate, costs
         self._judged: deque[bool] = deque(maxlen=WINDOW)  # drafted tokens, the newest last
         self._wait, self._plain_run = WAIT, 0
@@ -47,6 +49,7 @@ class Floor:
 
     def observe(self, step: Step) -> None:
         """Judge the drafts of a round."""
+        self.fallback_rounds += self.state is State.FALLBACK
         if step.rows:
             self._judge(step.verdict.drafted, len(step.verdict.path))
             self._fresh, self._plain_run = False, 0
@@ -63,6 +66,10 @@ class Floor:
         enough = probe or len(self._judged) >= LEAST
         if enough and sum(self._judged) < self._rate * len(self._judged):
             self._wait = min(2 * self._wait, MOST_WAIT) if probe else self._wait
+            self.fallback_reason = (
+                f"{sum(self._judged)} of the last {len(self._judged)} drafts accepted, and the "
+                f"least rate is {self._rate:g}"
+            )
             self._judged.clear()  # a probe is judged by itself
             self.state = State.FALLBACK
         else:

@@ -75,6 +75,8 @@ class Adaptive:
     def __init__(self, block_size: int, profile: Profile | None = None) -> None:
         """``block_size`` is the most, anchor included. Requests of a pair share a ``profile``."""
         self.state = State.PREFILL
+        self.fallback_rounds = 0  # probes included
+        self.fallback_reason: str | None = None  # of the last time
         self._most = block_size - 1
         self._profile = profile or Profile()
         self._costs = self._profile.costs
@@ -102,6 +104,7 @@ class Adaptive:
 
     def observe(self, step: Step) -> None:
         """Learn what the round cost and how far the draft was right."""
+        self.fallback_rounds += self.state is State.FALLBACK
         if step.rows:
             self._learn(step)
         else:
@@ -125,17 +128,20 @@ class Adaptive:
         room = {draft: self._room(outlooks[draft]) for draft in able}
         options = self._speeds(able, now, room)
         if not options:  # the books allow nothing
-            self.state = State.FALLBACK
+            self._fall_back("drafts that failed have taken as much time as they may")
             return 0, 0
         best = max(options, key=options.__getitem__)
         if options[best] <= _WORTH_IT:
-            self.state = State.FALLBACK
+            self._fall_back("no block looked faster than a plain step")
             return best if self._due(*best) else (0, 0)
         self.state = State.SPECULATING
         self._stale += 1
         if self._stale > _REFRESH * (1 + 16 * max(0.0, options[best] - 1)):
             return 0, 0  # until one is measured, which the first after a block is not
         return self._untried(options, options[best]) or best
+
+    def _fall_back(self, reason: str) -> None:
+        self.state, self.fallback_reason = State.FALLBACK, reason
 
     def _due(self, draft: int, rows: int) -> bool:
         """Whether it is time for a probe: the dearer and the more in vain, the rarer."""

@@ -5,6 +5,7 @@ The prefill is apart: its token is not a round, and its time is in no rate.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -49,13 +50,17 @@ class Stats:
     by_draft: tuple[DraftShare, ...] = ()  # in the order of Plan.draft; () without a draft
     cached_tokens: int = 0  # of the prompt, taken over from an earlier request
     judged: tuple[int, ...] = ()  # [i]: rounds that judged draft i+1
+    conditional_acceptance: tuple[float, ...] = ()  # [i]: kept at draft i+1 / judged it and kept i
+    macro_acceptance_rate: float = 0.0  # mean over drafting rounds of accepted / drafted in each
+    host_seconds: float | None = None  # of rounds, in neither draft nor verify; None = unknown
+    block_sizes: tuple[tuple[int, int], ...] = ()  # (size, rounds) as run, anchor included
+    block_reason: str = ""  # why `block_size` is what it is
+    fallback_rounds: int = 0  # in which the policy had given drafting up, probes included
+    fallback_reason: str | None = None  # why it last did; None = it never did
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, by field name."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
+        return {name: _listed(value) for name, value in asdict(self).items()}
 
 
 class Recorder:
@@ -84,6 +89,9 @@ class Recorder:
         self._phases: tuple[int, int] | None = (0, 0)
         self._judged: list[int] = []
         self._histogram: list[int] = []
+        self._got_there: list[int] = []  # [i]: rounds that judged draft i+1 and kept all before
+        self._sizes: Counter[int] = Counter()
+        self._shares_kept, self._drafting = 0.0, 0
 
     def add(self, step: Step) -> None:
         """Count one step; the first with a verdict's token ends the prefill."""
@@ -98,6 +106,10 @@ class Recorder:
         self._ns += step.ns
         self._count_share(step)
         self._count_depth(min(step.verdict.drafted, step.plan.depth), step.accepted)
+        self._sizes[step.rows + 1] += 1
+        if step.verdict.drafted:
+            self._drafting += 1
+            self._shares_kept += step.accepted / step.verdict.drafted
         draft, verify = step.verdict.ns
         if self._phases is None or min(draft, verify) < 0:
             self._phases = None  # one unknown round would make the sum a lie
@@ -113,11 +125,16 @@ class Recorder:
     def _count_depth(self, depth: int, accepted: int) -> None:
         while len(self._judged) < depth:
             self._judged.append(0)
+            self._got_there.append(0)
         while len(self._histogram) <= max(depth, accepted):
             self._histogram.append(0)
         for place in range(depth):
             self._judged[place] += 1
+            self._got_there[place] += accepted >= place
         self._histogram[accepted] += 1
+
+    def _host(self) -> float | None:
+        return None if self._phases is None else max(0, self._ns - sum(self._phases)) / _NS
 
     def stats(self) -> Stats:
         """The sums so far."""
@@ -147,7 +164,15 @@ class Recorder:
             ),
             cached_tokens=self.cached,
             judged=tuple(self._judged),
+            conditional_acceptance=tuple(map(_ratio, kept, self._got_there)),
+            macro_acceptance_rate=_ratio(self._shares_kept, self._drafting),
+            host_seconds=self._host(),
+            block_sizes=tuple(sorted(self._sizes.items())),
         )
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(part) for part in value] if isinstance(value, tuple) else value
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -128,3 +128,13 @@ def test_the_text_is_that_of_plain_decoding(
     policy = Floor(block_size, rate, CostCurve())
     found = list(decode(asked, ToyTarget(ANYTHING), [scripted(ANYTHING, script)], policy, ticks()))
     assert tokens_of(found) == plain(ANYTHING, asked)[0]
+
+
+def test_rounds_in_fallback_are_counted_and_their_reason_is_told() -> None:
+    policy = Floor(5, 0.5)
+    rounds(policy, 0, 8)
+    assert policy.fallback_rounds == 4
+    assert policy.fallback_reason == "0 of the last 16 drafts accepted, and the least rate is 0.5"
+    whole = Floor(5, 0.5)
+    rounds(whole, 4, 8)
+    assert (whole.fallback_rounds, whole.fallback_reason) == (0, None)

@@ -150,3 +150,26 @@ def test_the_sums_agree_with_each_other_and_with_the_text(
     assert found.mean_committed * found.rounds == pytest.approx(found.accepted + found.rounds)
     assert found.acceptance_rate * found.drafted == pytest.approx(found.accepted)
     assert all(0 <= rate <= 1 for rate in found.acceptance_by_position)
+
+
+def test_acceptance_by_position_is_also_told_given_the_one_before() -> None:
+    found = stats(prefill(), round_of(3, 3), round_of(3, 1), round_of(3, 0), round_of(1, 1))
+    assert found.acceptance_by_position == pytest.approx((3 / 4, 1 / 3, 1 / 3))
+    assert found.conditional_acceptance == pytest.approx((3 / 4, 1 / 2, 1))
+
+
+def test_a_mean_over_tokens_and_one_over_rounds_stand_side_by_side() -> None:
+    found = stats(prefill(), round_of(1, 1), round_of(15, 0), round_of(0, 0))
+    assert found.acceptance_rate == pytest.approx(1 / 16)
+    assert found.macro_acceptance_rate == pytest.approx(1 / 2)
+
+
+def test_time_in_neither_draft_nor_verify_is_the_hosts() -> None:
+    found = stats(prefill(), round_of(3, 1, ms=8, ns=(MS, 4 * MS)), round_of(0, 0, ns=(0, MS)))
+    assert found.host_seconds == pytest.approx(0.004)
+    assert stats(prefill(), round_of(3, 1)).host_seconds is None
+
+
+def test_the_sizes_of_the_blocks_that_ran_are_counted_with_their_anchor() -> None:
+    found = stats(prefill(), round_of(3, 1), round_of(0, 0), round_of(3, 0), round_of(7, 7))
+    assert found.block_sizes == ((1, 1), (4, 2), (8, 1))

@@ -346,6 +346,11 @@ def test_several_sequences_at_once_are_refused(draft, target):
 
 
 @pytest.mark.parametrize("ids", [torch.zeros(1, 0, dtype=torch.long), torch.tensor([])])
+def test_target_and_draft_the_wrong_way_round_are_refused(draft, target, ids):
+    with pytest.raises(ConfigError, match=r"takes the draft first.*got Llama.* and DFlash"):
+        dflash_generate(target, draft, ids, 4)
+
+
 def test_an_empty_prompt_is_refused(draft, target, ids):
     with pytest.raises(PromptError, match="empty"):
         draft.spec_generate(target, ids, max_new_tokens=4)
@@ -449,6 +454,13 @@ def test_a_malformed_line_is_named_by_file_and_number(tmp_path, line):
     file = tmp_path / "bad.jsonl"
     file.write_text('{"prompt": "fine"}\n' + line + "\n")
     with pytest.raises(DataError, match=r"bad\.jsonl:2"):
+        load_and_process_dataset(file)
+
+
+def test_a_prompt_set_that_is_no_utf8_is_named(tmp_path):
+    file = tmp_path / "latin.jsonl"
+    file.write_bytes(b'{"prompt": "One"}\n{"prompt": "caf\xe9"}\n')
+    with pytest.raises(DataError, match=r"latin\.jsonl is not UTF-8"):
         load_and_process_dataset(file)
 
 

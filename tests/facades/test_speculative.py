@@ -221,6 +221,15 @@ def test_text_needs_a_tokenizer_and_a_draft_must_be_one(models: Any) -> None:
         SpeculativeDecoder(target, target)
 
 
+def test_the_demo_draft_has_its_name_beside_a_model_too(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = models
+    monkeypatch.setattr("dflash.demo.demo_draft", lambda: draft)
+    decoder = SpeculativeDecoder(target, "demo+ngram")
+    assert decoder.generate(PROMPT) == SpeculativeDecoder(target, "ngram").generate(PROMPT)
+
+
 def test_a_draft_of_another_target_is_refused(models: Any) -> None:
     from dflash.model import DFlashDraftModel
     from tests.backends.tiny import tiny_target
