@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 from dflash.cli import options as o
 from dflash.cli.output import emit_json, note
-from dflash.errors import ConfigError, MissingBackend
+from dflash.errors import ConfigError, missing
+
+if TYPE_CHECKING:
+    from dflash.train.config import TrainConfig
 
 DRAFT, RUN = "Draft", "Run"
 
@@ -26,11 +29,12 @@ def _run(*names: str, **more: Any) -> Any:
 
 
 def train(
-    data: Annotated[
-        list[Path],
-        _run("--data", help="JSONL of conversations answered by the target; may be repeated."),
-    ],
+    ctx: typer.Context,
     out: Annotated[Path, _run("--out", help="Folder of the draft, its log and its checkpoint.")],
+    data: Annotated[
+        list[Path] | None,
+        _run("--data", help="JSONL of conversations answered by the target; may be repeated."),
+    ] = None,
     model: o.Model = None,
     layers: Annotated[int, _draft("--layers", help="Layers of the draft.")] = 3,
     block_size: Annotated[int, _draft("--block-size", help="Anchor included.")] = 8,
@@ -77,7 +81,9 @@ def train(
     skip_malformed: Annotated[
         bool, _run("--skip-malformed", help="Leave malformed lines out instead of stopping.")
     ] = False,
-    resume: Annotated[bool, _run("--resume", help="Continue the run in --out, exactly.")] = False,
+    resume: Annotated[
+        bool, _run("--resume", help="Continue the run in --out: what no flag says is as it was.")
+    ] = False,
     seed: Annotated[int, _run("--seed", help="Of weights, order and anchors.")] = 0,
     device: o.Device = None,
     threads: o.Threads = None,
@@ -87,49 +93,70 @@ def train(
     """Train a DFlash draft for a target, on text the target wrote.
 
     A line of --data is {"messages": [{"role": "user", ...}, {"role": "assistant", ...}]}. Ctrl-C
-    saves; --resume goes on exactly where the run was.
+    saves; --resume with --out alone goes on exactly where the run was, and more --steps make it
+    longer.
     """
-    config = _config(locals())
-    from dflash.train.run import train as run
-
-    with Progress(steps, quiet=as_json) as progress:
+    given = locals()
+    told = {name for name in ctx.params if _was_typed(ctx, name)}
+    try:
+        config = _config(given, told)
+        from dflash.train.run import train as run
+    except ModuleNotFoundError as problem:
+        if problem.name is None or problem.name.split(".")[0] == "dflash":
+            raise
+        raise missing(f"training needs {problem.name}", "train") from problem
+    with Progress(config.schedule.steps, quiet=as_json) as progress:
         outcome = run(config, progress)
-    generated = outcome.generated or outcome.walk
+    scores = (outcome.generated, outcome.walk)
+    judged = next((score.mean_committed for score in scores if score and score.rounds), None)
     if as_json:
         emit_json(
             {
                 "out": str(outcome.out),
                 "steps": outcome.steps,
                 "interrupted": outcome.interrupted,
-                "mean_committed": generated.mean_committed,
+                "mean_committed": judged,
             }
         )
     if outcome.interrupted:
         note(f"stopped at step {outcome.steps}; go on with --resume")
         raise typer.Exit(130)
-    note(
-        f"{outcome.out}: {generated.mean_committed:.2f} committed per verify pass on held-out "
-        f"prompts. Try it: dflash generate --draft {outcome.out} ..."
-    )
+    worth = "how good it is was not measured: four conversations at least, or none is held out"
+    if judged is not None:
+        worth = f"{judged:.2f} committed per verify pass on held-out prompts"
+    note(f"{outcome.out}: {worth}. Try it: dflash generate --draft {outcome.out} ...")
+    note(f"to ship: {', '.join(outcome.shipped)}; the rest is only for --resume")
 
 
-def _config(given: Mapping[str, Any]) -> Any:
-    """TrainConfig from the command's parameters. Raises ConfigError and MissingBackend."""
-    try:
-        from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig
-    except ImportError as problem:
-        raise MissingBackend(
-            "training needs torch: pip install 'dflash-engine[train]'"
-        ) from problem
+def _was_typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
+    """TrainConfig from the command's parameters; those not ``told`` as a resumed run has them.
+
+    Raises ConfigError, and CheckpointError when there is nothing to resume.
+    """
     from dflash.opening import pair_names
+    from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig, continued
 
-    target, _ = pair_names(given["model"], "none")
+    saved: Mapping[str, Any] | None = None
+    if given["resume"]:
+        from dflash.train.checkpoint import saved_run
+
+        _, saved = saved_run(given["out"])
+        given = {**given, "data": given["data"] or saved["data"]}
+    if saved is not None and "model" not in told:
+        target = saved["target"]
+    else:
+        target, _ = pair_names(given["model"], "none")
     size = given["block_size"]
     sizes = given["block_sizes"]
-    return TrainConfig(
+    config = TrainConfig(
         target=str(target),
         target_name=None if given["model"] else demo_name(),
-        data=tuple(given["data"]),
+        data=tuple(given["data"] or ()),
         out=given["out"],
         shape=DraftShape(
             layers=given["layers"],
@@ -158,6 +185,7 @@ def _config(given: Mapping[str, Any]) -> Any:
         device=given["device"],
         threads=given["threads"],
     )
+    return config if saved is None else continued(config, saved, told)
 
 
 def spread(size: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash.train.config import TrainConfig
@@ -24,7 +25,7 @@ def write_card(
     generated: Score | None,
 ) -> str:
     """README.md of the draft folder, in Markdown."""
-    name = draft["target_name"]
+    name = _base(draft["target_name"])
     nested = draft["dflash_config"]
     parameters = sum(p.numel() for p in trainer.model.parameters())
     tail = trainer.history["loss"][-1:] or ["see log.jsonl"]
@@ -54,20 +55,14 @@ def write_card(
         f"{corpus.answer_tokens:,} answer tokens |",
         f"| steps | {trainer.step:,} ({trainer.skipped_steps} skipped) |",
         f"| last loss | {tail[0]} |",
-        f"| held-out walk | {walked.mean_committed:.3f} committed per verify pass "
-        f"({walked.rounds} passes) |",
     ]
-    if generated is not None:
-        lines.append(
-            f"| held-out generation | {generated.mean_committed:.3f} committed per verify pass "
-            f"({generated.rounds} passes) |"
-        )
+    lines += score_lines({"walk": walked, "generation": generated})
     lines += [
         *vocabulary_lines(draft),
         f"| made by | dflash-engine {package_version()} |",
         "\nSettings:\n",
         "```json",
-        json.dumps(config.to_json() | {"effective_decay": config.decay}, indent=2),
+        json.dumps(settings(config) | {"effective_decay": config.decay}, indent=2),
         "```",
         "",
     ]
@@ -90,6 +85,32 @@ def vocabulary_lines(draft: Mapping[str, Any]) -> list[str]:
             "vocabulary of its own |"
         )
     return lines
+
+
+def settings(config: TrainConfig) -> dict[str, Any]:
+    """The config for others to read: files by name, and nothing of where they lay."""
+    plain = config.to_json()
+    for key in ("target", "out", "start"):
+        if plain.get(key) is not None:
+            plain[key] = _base(plain[key])
+    return plain | {"data": [_base(path) for path in plain["data"]]}
+
+
+def _base(name: str) -> str:
+    """The last part of a path on this machine; a hub id as it is."""
+    place = Path(name).expanduser()
+    return place.name if place.exists() or place.is_absolute() else name
+
+
+def score_lines(scores: Mapping[str, Score | None]) -> list[str]:
+    """How well it did on held-out text, and nothing that reads as a promise where none was run."""
+    told = [
+        f"| held-out {name} | {score.mean_committed:.3f} committed per verify pass "
+        f"({score.rounds} passes) |"
+        for name, score in scores.items()
+        if score is not None and score.rounds
+    ]
+    return told or ["| held-out text | not measured |"]
 
 
 def package_version() -> str:

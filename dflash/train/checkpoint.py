@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.errors import CheckpointError, ConfigError
+from dflash.train.config import CHANGEABLE, leaves, option_of
 from dflash.train.selector import served
 
 STATE = "state"
@@ -57,6 +58,40 @@ def load_state(
     Raises CheckpointError if there is nothing to resume, ConfigError if the run was another one
     (the message names the differing settings).
     """
+    meta = _meta(folder)
+    tensors = load_file(folder / f"{STATE}.safetensors")
+    _refuse_changes(folder, leaves(meta["identity"]), leaves(identity))
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[f"model.{name}"])
+    slots = {index: adam_slot(tensors, name) for index, name in enumerate(own)}
+    restored = optimizer.state_dict() | {"state": {i: slot for i, slot in slots.items() if slot}}
+    optimizer.load_state_dict(restored)
+    return int(meta["step"]), dict(meta["history"])
+
+
+def _refuse_changes(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings that differ and that both sides know."""
+    told = [
+        f"--{option_of(path).replace('_', '-')} was {then[path]!r} and is {value!r}"
+        for path, value in now.items()
+        if path in then and then[path] != value and path not in CHANGEABLE
+    ]
+    if told:
+        raise ConfigError(
+            f"the run in {folder} was started with other settings: {', '.join(told)}. Leave these "
+            "flags out to go on, or choose another --out"
+        )
+
+
+def saved_run(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Step and config of the run in ``folder``, no tensor read. Errors as in ``load_state``."""
+    meta = _meta(folder)
+    return int(meta["step"]), dict(meta["identity"])
+
+
+def _meta(folder: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     file = folder / f"{STATE}.safetensors"
@@ -66,29 +101,12 @@ def load_state(
         )
     try:
         with safe_open(file, framework="pt") as opened:
-            meta = json.loads(opened.metadata()["state"])
-        tensors = load_file(file)
+            meta: dict[str, Any] = json.loads(opened.metadata()["state"])
     except SafetensorError as error:
         raise CheckpointError(
             f"{file} is damaged ({error}); start again without --resume"
         ) from error
-    changed = [key for key, value in identity.items() if meta["identity"].get(key) != value]
-    if changed:
-        raise ConfigError(
-            f"the run in {folder} was started with other settings: "
-            + ", ".join(
-                f"{k}: {meta['identity'].get(k)!r} then, {identity[k]!r} now" for k in changed
-            )
-            + ". Use the old ones, or another --out"
-        )
-    own = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(tensors[f"model.{name}"])
-    slots = {index: adam_slot(tensors, name) for index, name in enumerate(own)}
-    restored = optimizer.state_dict() | {"state": {i: slot for i, slot in slots.items() if slot}}
-    optimizer.load_state_dict(restored)
-    return int(meta["step"]), dict(meta["history"])
+    return meta
 
 
 def adam_slot(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -121,15 +122,57 @@ class TrainConfig:
         return plain | {"data": data, "out": str(self.out), "start": start}
 
     def identity(self) -> dict[str, Any]:
-        """What must not change between a run and its continuation."""
-        plain = self.to_json()
-        free = (
-            "out",
-            "resume",
-            "eval_every",
-            "eval_prompts",
-            "checkpoint_every",
-            "threads",
-            "device",
-        )
-        return {key: value for key, value in plain.items() if key not in free}
+        """What a continuation takes over from the run it continues."""
+        here = ("out", "resume", "threads", "device")
+        return {key: value for key, value in self.to_json().items() if key not in here}
+
+
+CHANGEABLE = {"schedule.steps", "eval_every", "eval_prompts", "checkpoint_every"}
+"""Leaves of the identity that a continuation may have otherwise."""
+
+
+def from_json(plain: Mapping[str, Any]) -> TrainConfig:
+    """The config that ``to_json`` wrote. Raises ConfigError."""
+    parts = {"shape": DraftShape, "objective": Objective, "schedule": Schedule}
+    given = {name: _as_tuple(value) for name, value in plain.items()}
+    for name, kind in parts.items():
+        given[name] = kind(**{key: _as_tuple(value) for key, value in plain[name].items()})
+    for name in ("out", "start"):
+        if given.get(name) is not None:
+            given[name] = Path(given[name])
+    return TrainConfig(**{**given, "data": tuple(map(Path, plain["data"]))})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def leaves(plain: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested settings as one level: ``{"shape.layers": 3}``."""
+    found: dict[str, Any] = {}
+    for name, value in plain.items():
+        nested = isinstance(value, Mapping)
+        found |= leaves(value, f"{above}{name}.") if nested else {above + name: value}
+    return found
+
+
+def option_of(path: str) -> str:
+    """The command's parameter behind a leaf."""
+    return {
+        "target": "model",
+        "schedule.sequences": "batch",
+        "shape.draft_vocab_size": "draft_vocab",
+    }.get(path, path.rpartition(".")[2])
+
+
+def continued(config: TrainConfig, saved: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
+    """``config`` with everything that no flag (``told``: their parameters) said as it was saved."""
+    now = config.to_json()
+    for path, value in leaves(saved).items():
+        above, _, name = path.rpartition(".")
+        place = now[above] if above else now
+        if name in place and option_of(path) not in told:
+            place[name] = value
+    if "model" in told:
+        now["target_name"] = config.target_name
+    return from_json(now)

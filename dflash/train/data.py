@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from dflash.errors import ConfigError, DataError
 
+FEWEST = 4  # conversations of which one can be held out
+
 
 class ChatTokenizer(Protocol):
     """The part of a transformers tokenizer used here."""
@@ -68,13 +70,12 @@ def load_corpus(
     valid_every: int = 50,
     skip_malformed: bool = False,
 ) -> Corpus:
-    """Read, tokenise and split; every ``valid_every``-th conversation is held out.
+    """Read, tokenise and split; every ``valid_every``-th conversation is held out, or more of few.
 
     Raises DataError for a malformed line (with file and line number) unless ``skip_malformed``,
     and when nothing is left to train on.
     """
-    train: list[Conversation] = []
-    valid: list[Conversation] = []
+    found: list[tuple[int, Conversation]] = []  # with its place among the lines
     skipped: list[str] = []
     for number, (place, raw) in enumerate(lines(paths)):
         try:
@@ -86,8 +87,12 @@ def load_corpus(
                 ) from None
             skipped.append(f"{place}: {error}")
             continue
-        held_out = valid_every > 0 and number % valid_every == valid_every - 1
-        (valid if held_out else train).append(sequence)
+        found.append((number, sequence))
+    every = held_out_every(len(found) + len(skipped), valid_every)
+    train, valid = (
+        [one for number, one in found if (every > 0 and number % every == every - 1) is held_out]
+        for held_out in (False, True)
+    )
     if not train:
         raise DataError(
             f"no conversation to train on in {', '.join(map(str, paths)) or 'no file'} "
@@ -96,13 +101,29 @@ def load_corpus(
     return Corpus(train, valid, skipped)
 
 
-def lines(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """(``file:line``, text) of every non-empty line; .gz files are opened as they are."""
+def held_out_every(count: int, asked: int) -> int:
+    """Which of ``count`` conversations are held out, each so many-th; 0 = none.
+
+    As asked where that leaves enough to judge by; a quarter, and never more, of very few.
+    """
+    if asked <= 0 or count < FEWEST:
+        return 0
+    return min(asked, max(FEWEST, count // 4))
+
+
+def check_files(paths: Sequence[Path]) -> None:
+    """Raise ConfigError for a path that is no file."""
     for path in paths:
         if not path.is_file():
             raise ConfigError(
                 f"training data {path} is not a file; --data takes a JSONL (or .jsonl.gz)"
             )
+
+
+def lines(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """(``file:line``, text) of every non-empty line; .gz files are opened as they are."""
+    check_files(paths)
+    for path in paths:
         try:
             with (
                 gzip.open(path, "rt", encoding="utf-8")

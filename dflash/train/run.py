@@ -25,9 +25,9 @@ from dflash.errors import ConfigError
 from dflash.train import evaluate, losses
 from dflash.train.batches import Materials
 from dflash.train.card import write_card
-from dflash.train.checkpoint import export, vocabulary_maps
+from dflash.train.checkpoint import export, saved_run, vocabulary_maps
 from dflash.train.config import TrainConfig
-from dflash.train.data import Corpus, load_corpus
+from dflash.train.data import Corpus, check_files, load_corpus
 from dflash.train.features import FeatureStore
 from dflash.train.selector import start_dflash2
 from dflash.train.shape import choose_mask_token, draft_config, tokenizer_keys
@@ -51,6 +51,12 @@ class Outcome:
     generated: evaluate.Score | None
     history: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def shipped(self) -> list[str]:
+        """Names of the files that make the draft."""
+        kinds = ("config.json", "model*.safetensors*", "README.md")
+        return sorted(file.name for kind in kinds for file in self.out.glob(kind))
+
 
 def train(config: TrainConfig, report: Report = lambda _: None) -> Outcome:
     """Run (or resume) a training. ``report`` gets one mapping a step and one an evaluation.
@@ -65,6 +71,9 @@ def train(config: TrainConfig, report: Report = lambda _: None) -> Outcome:
         raise ConfigError(
             f"{config.out} holds a run already: continue it with --resume, or choose another --out"
         )
+    check_files(config.data)
+    if config.resume:
+        _refuse_finished(config)
     session = prepare(config)
     if config.resume:
         session.trainer.restore()
@@ -76,6 +85,16 @@ def train(config: TrainConfig, report: Report = lambda _: None) -> Outcome:
     except KeyboardInterrupt:
         interrupted = True
     return finish(session, interrupted, report)
+
+
+def _refuse_finished(config: TrainConfig) -> None:
+    """Raise ConfigError for a run that has all its steps and its card."""
+    step, _ = saved_run(config.out)
+    if step >= config.schedule.steps and (config.out / "README.md").is_file():
+        raise ConfigError(
+            f"the run in {config.out} is already finished, {step} steps: go on with --steps "
+            f"{2 * step}, say, or choose another --out"
+        )
 
 
 @dataclass(slots=True)
@@ -256,7 +275,8 @@ def finish(session: Session, interrupted: bool, report: Report) -> Outcome:
         walked, generated = evaluate.Score(0.0, 0, 0, []), None
     else:
         walked, generated = score(session, report)
-    if generated is not None:  # what the doctor holds later targets and texts against
+    # what the doctor holds later targets and texts against
+    if generated is not None and generated.rounds:
         kept = [round(share, 4) for share in generated.by_position]
         session.draft_config["dflash_config"]["acceptance_by_position"] = kept
     card = write_card(config, session.draft_config, trainer, session.corpus, walked, generated)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dflash.errors import ConfigError, DataError
-from dflash.train.data import load_corpus, messages_of, tokenise
+from dflash.train.data import held_out_every, load_corpus, messages_of, tokenise
 from tests.backends.tiny import tiny_tokenizer
 
 GOOD = {
@@ -75,6 +75,16 @@ def test_gzip_is_read_and_every_nth_line_is_held_out(tmp_path: Path, tokenizer: 
         out.write("\n".join(json.dumps(GOOD) for _ in range(10)))
     corpus = load_corpus([file], tokenizer, max_length=128, valid_every=5)
     assert (len(corpus.train), len(corpus.valid)) == (8, 2)
+
+
+def test_of_few_conversations_one_at_least_is_held_out(tmp_path: Path, tokenizer: Any) -> None:
+    sizes = {}
+    for count in (3, 4, 20, 49, 120):
+        file = write(tmp_path / "text.jsonl", [GOOD] * count)
+        sizes[count] = len(load_corpus([file], tokenizer, max_length=128).valid)
+    assert sizes == {3: 0, 4: 1, 20: 4, 49: 4, 120: 4}
+    assert held_out_every(1000, 50) == 50
+    assert held_out_every(1000, 0) == 0
 
 
 def test_nothing_to_train_on_is_an_error(tmp_path: Path, tokenizer: Any) -> None:

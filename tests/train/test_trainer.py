@@ -53,9 +53,12 @@ def test_resuming_another_run_or_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing to resume"):
         rig.trainer().restore()
     rig.trainer().save()
-    other = make_rig(tmp_path, schedule=Schedule(steps=6, sequences=2, anchors=6, seed=9))
-    with pytest.raises(ConfigError, match=r"other settings.*schedule"):
+    same: Any = {"sequences": 2, "anchors": 6, "learning_rate": 1e-3}
+    other = make_rig(tmp_path, schedule=Schedule(steps=6, seed=9, **same))
+    with pytest.raises(ConfigError, match=r"other settings: --seed was 0 and is 9\."):
         other.trainer().restore()
+    longer = make_rig(tmp_path, schedule=Schedule(steps=9, **same))
+    longer.trainer().restore()
 
 
 def test_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:

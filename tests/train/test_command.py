@@ -1,0 +1,105 @@
+"""``dflash train`` as a person runs it, on a tiny target."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash.doctor.measured.promise import KEY
+from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
+from tests.cli.running import Result, run
+from tests.train.rig import MASK
+from tests.train.test_data import GOOD, write
+
+SMALL = (
+    *("--layers", 1, "--block-size", 4, "--mask-token-id", MASK, "--steps", 2, "--batch", 1),
+    *("--anchors", 2, "--max-length", 64, "--threads", 1, "--seed", 3),
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("target")
+    return save_target(tiny_target("llama"), tiny_tokenizer(), place)
+
+
+@pytest.fixture(scope="module")
+def made(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A run over six conversations, and what it said."""
+    place = tmp_path_factory.mktemp("run")
+    data = write(place / "answers.jsonl", [GOOD] * 6)
+    out = place / "draft"
+    return out, run("train", "--model", target, "--data", data, "--out", out, *SMALL)
+
+
+def test_few_conversations_are_enough_for_a_figure(made: tuple[Path, Result]) -> None:
+    out, said = made
+    assert said.code == 0, said.err
+    assert "committed per verify pass on held-out prompts" in said.err
+    assert "to ship: README.md, config.json, model.safetensors" in said.err
+    card = (out / "README.md").read_text()
+    assert "committed per verify pass" in card
+    assert str(out.parent) not in card, "where things lay is nobody else's business"
+    assert "answers.jsonl" in card
+
+
+def test_a_finished_run_is_not_resumed_and_leaves_nothing(made: tuple[Path, Result]) -> None:
+    out, _ = made
+    found = run("train", "--resume", "--out", out)
+    assert found.code == 2
+    assert "already finished, 2 steps" in found.err
+    assert not list(out.glob("features.*"))
+
+
+def test_only_what_a_flag_says_can_differ_from_the_run_that_is_resumed(
+    made: tuple[Path, Result],
+) -> None:
+    out, _ = made
+    found = run("train", "--resume", "--out", out, "--layers", 2, "--steps", 3)
+    assert found.code == 2
+    assert "--layers was 1 and is 2. Leave" in found.err
+
+
+def test_a_run_may_be_made_longer_with_its_own_settings(made: tuple[Path, Result]) -> None:
+    out, _ = made
+    found = run("train", "--resume", "--out", out, "--steps", 3, "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["steps"] == 3
+    last = json.loads((out / "log.jsonl").read_text().splitlines()[-2])
+    assert last["step"] == 3
+
+
+def test_a_draft_that_was_not_judged_promises_nothing(target: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "answers.jsonl", [GOOD] * 2)
+    out = tmp_path / "draft"
+    found = run("train", "--model", target, "--data", data, "--out", out, *SMALL, "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["mean_committed"] is None
+    assert "was not measured" in found.err
+    assert KEY not in json.loads((out / "config.json").read_text())["dflash_config"]
+    card = (out / "README.md").read_text()
+    assert "not measured" in card and "0.000" not in card
+
+
+def test_data_that_is_not_there_is_said_before_the_target_is_read(tmp_path: Path) -> None:
+    words = ("--model", tmp_path / "nowhere", "--out", tmp_path / "draft")
+    found = run("train", *words, "--data", tmp_path / "nothing.jsonl")
+    assert (found.code, "nothing.jsonl is not a file" in found.err) == (2, True)
+    assert "no training data" in run("train", *words).err
+    assert "nothing to resume" in run("train", *words, "--resume").err
+
+
+def test_training_without_torch_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write(tmp_path / "answers.jsonl", [GOOD])
+    for name in [name for name in sys.modules if name.startswith("dflash.train.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = run("train", "--model", "x", "--data", data, "--out", tmp_path / "draft")
+    assert found.code == 2
+    assert "pip install 'dflash-engine[train]'" in found.err
+    assert "fault of ours" not in found.err
