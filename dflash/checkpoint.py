@@ -17,6 +17,7 @@ from dflash.errors import CheckpointError, DownloadError
 from dflash.tensor_files import read_header
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+FILES += ["mask_embedding.pt"]  # a sidecar that is refused by name, not one that goes missing
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 CONVERT = (
     "Only safetensors and GGUF are read. If you trust the files, convert them once: "

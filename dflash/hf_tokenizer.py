@@ -16,7 +16,8 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Text to ids; markers such as ``<|im_start|>`` in the text become their tokens."""
-        ids: list[int] = self.inner.encode(text, add_special_tokens=False)
+        # verbose would warn of texts beyond a length that is not the target's context
+        ids: list[int] = self.inner.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

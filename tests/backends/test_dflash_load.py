@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dflash.backends.torch.draft_load import LoadedDraft, draft_dtype, load_draft
 from dflash.backends.torch.load import LoadedTarget, wrap_target
+from dflash.backends.torch.pair import TorchPair
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed
@@ -337,3 +338,10 @@ def test_a_head_handed_out_as_an_embedding_works(folder: Path) -> None:
     hidden = torch.randn(2, 64)
     wanted = hidden @ model.get_input_embeddings().weight.T
     torch.testing.assert_close(load_draft(str(folder), loaded).tables.head(hidden), wanted)
+
+
+def test_a_pair_counts_the_keys_and_values_of_its_draft(folder: Path, target: LoadedTarget) -> None:
+    pair = TorchPair(target, load_draft(str(folder), target, pack=False))
+    assert pair.memory()["draft_kv"] == 0
+    (session,) = pair.open_drafts(100)
+    assert pair.memory()["draft_kv"] == session.bytes() > 0  # type: ignore[attr-defined]

@@ -211,6 +211,24 @@ def test_an_oracle_is_ok_and_a_random_draft_is_broken() -> None:
     assert "verdict: broken" in broken.out and "almost nothing is accepted" in broken.out
 
 
+def test_a_look_up_that_finds_nothing_is_no_broken_draft() -> None:
+    found = run(*TOY, "--draft", "ngram")
+    assert found.code == 0
+    verdict = found.out.splitlines()[-1]
+    assert verdict.startswith("verdict: weak: ")
+    assert "look-up found nothing" in verdict or "hardly repeat" in verdict
+
+
+def test_a_mean_of_all_rounds_and_one_of_the_texts_means_are_told() -> None:
+    with dflash.load("toy", "toy:oracle") as engine:
+        long, short = engine.encode("Why?"), engine.encode("How?")
+        whole = measure(engine.pair, [long], 60)
+        both = measure(engine.pair, [long, short], 60)
+    assert len(both.by_text) == 2 and both.by_text[0] == whole.mean_committed
+    assert both.macro_committed == pytest.approx(sum(both.by_text) / 2)
+    assert both.to_json()["macro_committed"] == both.macro_committed
+
+
 def test_json_has_findings_figures_and_verdict() -> None:
     told = json.loads(run(*TOY, "--draft", "toy:script:3", "--json").out)
     assert {"verdict", "sentence", "findings", "acceptance", "cost", "break_even"} <= set(told)

@@ -145,6 +145,8 @@ def test_a_recorded_chat_template_should_be_the_targets() -> None:
     assert found(draft, {"template_digest": theirs}) == [("warning", "template")]
     assert found(draft, {"template_digest": None}) == [("warning", "template")]
     assert found({}, {"template_digest": theirs}) == [], "a draft that recorded none"
+    unknown = {"template_digest": None, "tokenizer_size": None}
+    assert found(draft, unknown) == [], "a model that came without its tokenizer"
 
 
 def test_a_refusal_carries_its_findings() -> None:

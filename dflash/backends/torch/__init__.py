@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from dflash.errors import MissingBackend
+from dflash.errors import ConfigError, missing
 
 if TYPE_CHECKING:
     from dflash.backends.torch.pair import TorchPair
@@ -23,11 +24,12 @@ def open_pair(load: LoadConfig) -> TorchPair:
     Raises MissingBackend, CheckpointError, WeightsError, PairError, ConfigError, DownloadError,
     OutOfMemory.
     """
-    missing = [name for name in NEEDS if find_spec(name) is None]
-    if missing:
-        raise MissingBackend(
-            f"the torch backend needs {', '.join(missing)}: pip install 'dflash-engine[torch]'"
-        )
+    absent = [name for name in NEEDS if find_spec(name) is None]
+    if absent:
+        raise missing(f"the torch backend needs {', '.join(absent)}", "torch")
+    device = load.device
+    if device is not None and not re.fullmatch(r"cpu|(cuda|mps)(:\d+)?", device):
+        raise ConfigError(f"device must be cpu, cuda, cuda:N or mps, got {device!r}")
     from dflash.backends.torch.pair import TorchPair
 
     return TorchPair.open(load)

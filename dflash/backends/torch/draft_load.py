@@ -115,10 +115,7 @@ def resolve_draft(path: str) -> Path:
             advice = "drafts are read from folders with config.json and safetensors for now"
         raise CheckpointError(f"{path} is one file, not a draft folder; {advice}")
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise CheckpointError(
-            f"no such draft folder: {path} (a hub id is written owner/name; --draft none does "
-            "without a draft)"
-        )
+        raise CheckpointError(f"no such draft folder: {path} (a hub id is written owner/name)")
     return fetch(path)
 
 

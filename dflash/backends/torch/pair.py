@@ -45,7 +45,7 @@ class TorchPair:
         self.eos_ids = target.eos_ids
         self.draft_block_size = None if draft is None else draft.spec.block_size
         self.default_block_size = None if draft is None else draft.spec.default_block_size
-        self._kv = 0  # bytes of keys and values of the largest session opened
+        self._kv = self._draft_kv = 0  # bytes of keys and values of the largest sessions opened
 
     @classmethod
     def open(cls, load: LoadConfig) -> Self:
@@ -120,7 +120,7 @@ class TorchPair:
         """Bytes per component: weights, and keys and values of the largest session so far."""
         parts = {"target": self.target.bytes(), "target_kv": self._kv}
         if self._draft is not None:
-            parts["draft"] = self._draft.bytes()
+            parts |= {"draft": self._draft.bytes(), "draft_kv": self._draft_kv}
         return parts
 
     def open_target(self, capacity: int) -> TorchTargetSession:
@@ -134,7 +134,11 @@ class TorchPair:
 
     def open_drafts(self, capacity: int) -> list[DraftSession[Any]]:
         """One fresh session of the draft; [] without one."""
-        return [] if self._draft is None else [self._draft.open(capacity + ROOM)]
+        if self._draft is None:
+            return []
+        session = self._draft.open(capacity + ROOM)
+        self._draft_kv = max(self._draft_kv, session.bytes())
+        return [session]
 
     def close(self) -> None:
         """Drop the weights; idempotent. Memory returns once the sessions are closed too."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from dflash.config import split_draft
+from dflash.config import NO_DRAFT, split_draft
 from dflash.doctor.measured import cost
 from dflash.doctor.measured.causality import other_causality
 from dflash.doctor.measured.mask import other_masks
@@ -91,4 +91,5 @@ def _run(engine: Engine, probe: Probe, texts: Sequence[str], tokens: int, say: S
         findings += check(patient)
     say("measuring what a round costs ...")
     curve = cost.measure(engine.pair, patient.prompts[0], patient.acceptance.survival)
-    return Report(tuple(findings), patient.acceptance, curve, promise(patient))
+    look_up = probe.spec is None and split_draft(engine.pair.draft_name or NO_DRAFT)[1]
+    return Report(tuple(findings), patient.acceptance, curve, promise(patient), look_up)

@@ -8,7 +8,7 @@ one before was kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from math import sqrt
 from operator import mul
@@ -29,11 +29,17 @@ class Acceptance:
     committed: int
     histogram: tuple[int, ...]  # [a]: rounds that kept a drafts
     conditional: tuple[float, ...]  # [i]: chance of draft i+1 once the one before was kept
+    by_text: tuple[float, ...] = ()  # mean committed of each text
 
     @property
     def mean_committed(self) -> float:
         """Tokens per verify pass; 1.0 is plain decoding."""
         return self.committed / self.rounds if self.rounds else 1.0
+
+    @property
+    def macro_committed(self) -> float:
+        """Mean over texts of each text's mean committed: a long text counts as much as a short."""
+        return sum(self.by_text) / len(self.by_text) if self.by_text else self.mean_committed
 
     @property
     def rate(self) -> float:
@@ -54,7 +60,7 @@ class Acceptance:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the ratios included."""
-        ratios = ("mean_committed", "rate", "survival")
+        ratios = ("mean_committed", "macro_committed", "rate", "survival")
         return {**asdict(self), **{name: getattr(self, name) for name in ratios}}
 
     def _kept(self) -> float:
@@ -71,7 +77,9 @@ def measure(pair: Pair, prompts: Iterable[Sequence[int]], tokens: int) -> Accept
     Raises PromptError, and WeightsError when target or draft computes what is not finite.
     """
     block = pair.draft_block_size or 1
-    return added_up([step for ids in prompts for step in rounds(pair, ids, tokens, block)])
+    texts = [list(rounds(pair, ids, tokens, block)) for ids in prompts]
+    whole = added_up([step for text in texts for step in text])
+    return replace(whole, by_text=tuple(added_up(text).mean_committed for text in texts if text))
 
 
 def added_up(steps: Sequence[Step]) -> Acceptance:

@@ -32,10 +32,11 @@ def promise(patient: Patient) -> float | None:
     """Mean committed per pass from the draft's config or card; None when neither says."""
     spec = patient.probe.spec
     places = None if spec is None else Keys(spec.raw).get(KEY)
-    if isinstance(places, list) and all(isinstance(p, int | float) for p in places):
+    if isinstance(places, list) and places and all(isinstance(p, int | float) for p in places):
         return 1.0 + float(sum(places))
     card = Path(patient.engine.pair.draft_name or "").expanduser() / "README.md"
     if not card.is_file():
         return None
     told = _LINE.findall(card.read_text(encoding="utf-8", errors="replace"))
-    return float(told[-1]) if told else None  # real generation stands after the walk
+    found = [float(figure) for figure in told if float(figure) >= 1]  # less was measured on nothing
+    return found[-1] if found else None  # real generation stands after the walk

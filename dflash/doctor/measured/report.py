@@ -22,6 +22,7 @@ class Report:
     acceptance: Acceptance | None = None
     cost: Cost | None = None
     promised: float | None = None  # committed per pass, by the draft's card
+    look_up: bool = False  # drafts are looked up: nothing was trained, so nothing can be broken
 
     @property
     def verdict(self) -> Verdict:
@@ -29,7 +30,7 @@ class Report:
         levels = {finding.level for finding in self.findings}
         if self.acceptance is None or "error" in levels:
             return "broken"
-        if self.acceptance.mean_committed < NOTHING:
+        if self.acceptance.mean_committed < NOTHING and not self.look_up:
             return "broken"
         weak = self.acceptance.mean_committed < LITTLE or "warning" in levels
         return "weak" if weak else "ok"
@@ -63,6 +64,10 @@ def _fit(report: Report) -> str:
     found = f"{mean:.2f} committed per pass"
     if errors:
         return f"{found}, and something is wrong with the {_named(errors)}"
+    if report.look_up and mean < LITTLE:
+        nothing = "the look-up found nothing on these prompts"
+        few = "these prompts and their answers hardly repeat themselves"
+        return f"{found}: {few if report.acceptance.drafted else nothing}"
     if mean < NOTHING:
         return (
             f"{found}, so almost nothing is accepted: the draft was not made for this target, or "
