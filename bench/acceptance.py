@@ -108,7 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default=None)
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
-    with dflash.load(flags.target, flags.draft, threads=flags.threads, dtype=flags.dtype) as engine:
+    try:
+        engine = dflash.load(flags.target, flags.draft, threads=flags.threads, dtype=flags.dtype)
+    except dflash.DFlashError as problem:
+        parser.error(str(problem))
+    with engine:
         result = measure(engine, flags.sets.split(","), flags)
     average = sum(s.micro for s in result.values()) / len(result)
     _print(result, average, flags.block_size)

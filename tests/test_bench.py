@@ -263,3 +263,9 @@ def test_the_copying_prompts_are_edits_and_quotes() -> None:
     prompts = sets.load("copying")
     assert len({p.text for p in prompts}) == len(prompts) == 12
     assert {p.id.partition("/")[0] for p in prompts} == {"edit", "quote"}
+
+
+def test_a_mistake_on_the_command_line_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        acceptance.main(["--target", "/nowhere", "--draft", "none"])
+    assert "no such file or folder" in capsys.readouterr().err

@@ -1,28 +1,31 @@
 """The ``dflash`` command, and the one door through which errors leave it.
 
 Exit codes: 0 done, 1 failed, 2 the user can fix it (arguments, files, a pair that does not fit),
-130 interrupted. Text goes to standard output; progress, notes, stats and errors to standard error.
+130 interrupted, 141 the reader of the output left (as a shell reports it). Text goes to standard
+output; progress, notes, stats and errors to standard error.
 No traceback without ``--debug``.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 import warnings
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from dflash.cli import bench, chat, doctor, generate, inspect, pull, serve, train
 from dflash.cli.compare import compare
 from dflash.cli.convert import convert
-from dflash.cli.output import emit_json, error, note, quiet_libraries
+from dflash.cli.output import emit_json, error, forgive_characters, note, quiet_libraries
 from dflash.cli.verify import verify as audit
 from dflash.errors import DFlashError, DownloadError, EngineClosed, OutOfMemory
 
-FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+FAILED, MISUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 _NOT_THE_USERS_FAULT = (DownloadError, EngineClosed, OutOfMemory)
 
 
@@ -39,7 +42,7 @@ class Door(TyperGroup):
                 raise typer.Exit(INTERRUPTED) from None
             except BrokenPipeError:  # the reader of the output left: nobody to tell
                 _forget_output()
-                raise typer.Exit(FAILED) from None
+                raise typer.Exit(UNREAD) from None
             except Exception as problem:
                 if hasattr(problem, "exit_code") or isinstance(problem, typer.Abort):
                     raise  # typer's own way of ending
@@ -49,6 +52,10 @@ class Door(TyperGroup):
 def _report(problem: Exception, meta: dict[str, Any]) -> int:
     if meta.get("dflash.debug"):
         traceback.print_exception(problem)
+    if isinstance(problem, OSError) and problem.errno in _FULL:
+        _forget_output()
+        error(f"could not write: {problem.strerror} ({problem.filename or 'the output'})")
+        return FAILED
     known = isinstance(problem, DFlashError)
     text = str(problem) if known else f"{type(problem).__name__}: {problem}"
     if not known and not meta.get("dflash.debug"):
@@ -71,6 +78,18 @@ def _forget_output() -> None:
     sys.stdout = None
 
 
+class Verb(TyperCommand):
+    """A command whose switches are shown without a type: they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, ``--help`` included."""
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
+
+
 app = typer.Typer(
     cls=Door,
     name="dflash",
@@ -85,7 +104,7 @@ for command in (
     *(audit, doctor.doctor, convert, compare, serve.serve),
     *(bench.bench, bench.sweep),
 ):
-    app.command()(command)
+    app.command(cls=Verb)(command)
 
 
 def _version(asked: bool) -> None:
@@ -108,6 +127,7 @@ def start(
     """A local model answers faster, with unchanged output: lossless speculative decoding."""
     del version  # its callback did it
     quiet_libraries()
+    forgive_characters()
 
 
 def main() -> None:

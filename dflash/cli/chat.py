@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from dflash.core.stats import Stats
     from dflash.engine import Engine
 
-HELP = "/reset forgets the conversation, /stats shows figures, /exit (or Ctrl-D) leaves"
+HELP = (
+    "/reset forgets the conversation, /stats shows figures, /help shows this, /exit (or /quit, or "
+    "Ctrl-D) leaves; Ctrl-C stops an answer"
+)
 ANSWER_ROOM = 64  # tokens kept free for an answer before old turns are dropped
 
 
@@ -61,7 +65,11 @@ def chat(
     show_drafts: o.ShowDrafts = False,
     debug: o.Debug = False,
 ) -> None:
-    """Talk with the model. /reset, /stats, /exit; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Talk with the model. /reset, /stats, /help, /exit; Ctrl-C stops an answer, Ctrl-D leaves.
+
+    With --seed the first answer is that of generate, and every later turn has a seed derived from
+    it and from its number since the last /reset.
+    """
     given = {**locals(), "no_chat_template": False}
     settings = o.settings(given)
     with o.open_engine(given) as engine:
@@ -78,11 +86,13 @@ def _lines() -> Iterator[str]:
     if ask:
         with suppress(ImportError):  # history and arrow keys, where Python has them
             import_module("readline")
+    o.keep_bytes()  # a line that is no text is refused when it is answered
     while True:
         try:
             line = input(ask) if ask else sys.stdin.readline()
-        except EOFError:
-            line = ""
+        except EOFError:  # Ctrl-D, on the line of the question
+            print(flush=True)
+            return
         if not line and not ask:
             return
         yield line.strip()
@@ -97,6 +107,7 @@ class Conversation:
     show_drafts: bool = False
     turns: list[dict[str, str]] = field(default_factory=list)
     answers: list[Stats] = field(default_factory=list)
+    turn: int = 0  # answers begun since the last /reset; more than are still in `turns`
 
     def obey(self, line: str) -> bool:
         """Answer a line or run a /command; False = the user wants to leave."""
@@ -104,9 +115,12 @@ class Conversation:
             return False
         if line == "/reset":
             self.turns.clear()
+            self.turn = 0
             status("forgotten")
         elif line == "/stats":
             self._show_stats()
+        elif line == "/help":
+            status(HELP)
         elif line.startswith("/"):
             note(f"no such command. {HELP}")
         elif line:
@@ -123,7 +137,7 @@ class Conversation:
             return
         writer, chunks = TextWriter(self.show_drafts), []
         try:
-            for chunk in self.engine.stream(self.turns, **self.settings):
+            for chunk in self.engine.stream(self.turns, **self._drawn_anew()):
                 writer.write(chunk)
                 chunks.append(chunk)
         except KeyboardInterrupt:
@@ -132,8 +146,18 @@ class Conversation:
         writer.end()
         self.turns.append({"role": "assistant", "content": "".join(c.text for c in chunks)})
         if chunks and chunks[-1].stats is not None:
-            self.answers.append(joined(chunks).stats)
-            status(closing_line(self.answers[-1]))
+            answer = joined(chunks)
+            self.answers.append(answer.stats)
+            status(closing_line(answer, self.settings["max_tokens"]))
+
+    def _drawn_anew(self) -> dict[str, Any]:
+        """The settings of the next turn: one seed for all would repeat the noise of the first."""
+        seed, turn = self.settings["seed"], self.turn
+        self.turn += 1
+        if seed is None or turn == 0:
+            return self.settings
+        digest = sha256(f"{seed}/{turn}".encode()).digest()
+        return {**self.settings, "seed": int.from_bytes(digest[:4])}
 
     def _make_room(self) -> None:
         """Drop the oldest exchanges for room. Raises PromptError when one turn is too long."""

@@ -64,7 +64,8 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _acceptance(found: Acceptance, promised: float | None) -> Iterator[str]:
     card = "" if promised is None else f" (the card promises {promised:.2f})"
-    yield f"committed per pass: {found.mean_committed:.2f}{card}"
+    macro = f", mean of the prompts' own means {found.macro_committed:.2f}"
+    yield f"committed per pass: {found.mean_committed:.2f}{macro}{card}"
     yield f"drafts accepted: {found.accepted} of {found.drafted} ({100 * found.rate:.0f} %)"
     yield f"kept at draft 1, 2, ...: {_row(found.survival)}"
     yield f"once the one before was kept: {_row(found.conditional)}"

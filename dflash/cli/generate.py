@@ -99,12 +99,14 @@ def generate(
             job.warm_up()
         answer = job.quiet() if json else job.aloud(show_drafts)
         plain = job.plain() if compare else None
-        _conclude(engine, answer, plain, json)
+        _conclude(job, answer, plain, json)
 
 
-def _conclude(engine: Engine, answer: Generation, plain: Generation | None, json: bool) -> None:
+def _conclude(job: Job, answer: Generation, plain: Generation | None, json: bool) -> None:
+    most: int = job.settings["max_tokens"]
+
     def named(token: int) -> str:
-        text: str = engine.pair.tokenizer.decode([token])
+        text: str = job.engine.pair.tokenizer.decode([token])
         return text
 
     if json:
@@ -113,7 +115,7 @@ def _conclude(engine: Engine, answer: Generation, plain: Generation | None, json
     for choice in answer.choices:
         for line in logprob_lines(choice, named):
             status(line)
-        status(closing_line(choice.stats))
+        status(closing_line(choice, most))
     if plain:
         status(comparison_line(answer, plain))
 
@@ -137,7 +139,7 @@ class Job:
             for chunk in self.engine.stream(self.prompt, **self.settings):
                 if chunks and chunk.index > chunks[-1].index:
                     writer.end()
-                    status(f"answer {chunk.index + 1}:")
+                    typer.echo(f"answer {chunk.index + 1}:")
                 writer.write(chunk)
                 chunks.append(chunk)
         finally:

@@ -11,18 +11,41 @@ from dflash.cli.output import emit_json, note
 from dflash.inspection import Inspection
 from dflash.inspection import inspect as look
 
+DEMO = "demo"
+
 
 def inspect(
-    path: Annotated[str, typer.Argument(help="A folder, a .gguf file, a hub id or ngram.")],
+    path: Annotated[
+        str, typer.Argument(help="A folder, a .gguf file, a hub id, ngram, toy, or demo: both.")
+    ],
     json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
     """Say what a checkpoint is and what it fits, without loading its weights."""
     del debug  # the door reads it
-    found = look(path)
+    parts = _demo() if path == DEMO else {"": look(path)}
     if json:
-        emit_json(found.to_json())
+        plain = {part: found.to_json() for part, found in parts.items()}
+        emit_json(plain.get("", plain))
         return
+    for part, found in parts.items():
+        if part:
+            typer.echo(f"{part}: {found.name}")
+        _show(found)
+    if path == DEMO and "target" not in parts:
+        note("the demo target is not here yet: dflash pull fetches it")
+
+
+def _demo() -> dict[str, Inspection]:
+    """The demo pair, as far as it is here; nothing is fetched."""
+    from dflash import demo
+
+    found = {"draft": look(str(demo.demo_draft()))}
+    target = demo.cached()
+    return found if target is None else {"target": look(str(target)), **found}
+
+
+def _show(found: Inspection) -> None:
     rows = list(_rows(found).items())
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

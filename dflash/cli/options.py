@@ -20,6 +20,7 @@ from dflash.config import (
     parse_block_size,
 )
 from dflash.errors import ConfigError, PromptError
+from dflash.prompt import insist_on_text
 
 if TYPE_CHECKING:
     from dflash.engine import Engine
@@ -186,6 +187,7 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     options["block_size"] = None if size is None else parse_block_size(size)
     if size is None and given["draft_tokens"] is None:
         options["block_size"] = _from_environment(given)
+    insist_on_text(given["system"] or "", "the system message")
     from_options(GenerateConfig, options)  # before a minute of loading, not after
     return {**options, "chat_template": not given["no_chat_template"], "system": given["system"]}
 
@@ -239,10 +241,18 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     elif prompt is None:
         raise ConfigError('give a prompt: dflash generate "...", or - to read it from a pipe')
     else:
+        keep_bytes()
         text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    insist_on_text(text)
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
     return text
+
+
+def keep_bytes() -> None:
+    """Read standard input as the shell hands arguments over: no byte is lost, none is an error."""
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def _read_file(file: Path) -> str:

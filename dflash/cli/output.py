@@ -14,24 +14,8 @@ if TYPE_CHECKING:
     from dflash.core.types import Logprob
     from dflash.results import Chunk, Generation
 
+FEW_ROUNDS = 2  # within these `auto` only measures
 DRAFT_COLOUR, PLAIN_COLOUR, BOLD, DIM, RED = "\x1b[32m", "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m"
-STAT_KEYS = (
-    "prompt_tokens",
-    "completion_tokens",
-    "rounds",
-    "drafted",
-    "accepted",
-    "mean_committed",
-    "acceptance_rate",
-    "acceptance_by_position",
-    "draft_seconds",
-    "verify_seconds",
-    "time_to_first_token",
-    "tokens_per_second",
-    "block_size",
-    "backend",
-    "by_draft",
-)
 
 
 class TextWriter:
@@ -44,9 +28,8 @@ class TextWriter:
         """Looks at standard output once."""
         self._show = show_drafts
         self._colour = has_colour(sys.stdout)
+        self._brackets = ("⟦", "⟧") if can_show("⟦⟧") else ("[", "]")
         self._last = "\n"
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # a terminal without the character
 
     def write(self, chunk: Chunk) -> None:
         """Print what the chunk adds, now."""
@@ -74,7 +57,23 @@ class TextWriter:
     def _marked(self, text: str, source: str) -> str:
         if source != "draft":
             return text
-        return f"{DRAFT_COLOUR}{text}{PLAIN_COLOUR}" if self._colour else f"⟦{text}⟧"
+        left, right = (DRAFT_COLOUR, PLAIN_COLOUR) if self._colour else self._brackets
+        return f"{left}{text}{right}"
+
+
+def forgive_characters() -> None:
+    """Print a mark where standard output has no such character, instead of failing there."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def can_show(text: str) -> bool:
+    """Whether standard output has all these characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def has_colour(stream: Any) -> bool:
@@ -107,15 +106,16 @@ def _say(text: str, style: str) -> None:
 
 
 def emit_json(value: Mapping[str, Any]) -> None:
-    """One JSON object on standard output."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    """One JSON object on standard output; escaped where the output cannot hold its characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    print(text if can_show(text) else json.dumps(value), flush=True)
 
 
 def as_json(generation: Generation, named: Callable[[int], str] = str) -> dict[str, Any]:
     """The object of ``--json``; ``named`` gives the text of a token.
 
-    ``clamped_from`` is there only when a block size was clamped, ``logprobs`` only when asked for,
-    and ``choices``, the first one included, only when there are several.
+    ``logprobs`` is there only when asked for, and ``choices``, the first one included, only when
+    there are several.
     """
     found = _choice(generation, named)
     if generation.others:
@@ -124,15 +124,11 @@ def as_json(generation: Generation, named: Callable[[int], str] = str) -> dict[s
 
 
 def _choice(generation: Generation, named: Callable[[int], str]) -> dict[str, Any]:
-    stats = generation.stats.to_json()
-    kept = {name: stats[name] for name in STAT_KEYS}
-    if stats["clamped_from"] is not None:
-        kept["clamped_from"] = stats["clamped_from"]
     found = {
         "text": generation.text,
         "token_ids": list(generation.token_ids),
         "finish_reason": generation.finish_reason,
-        "stats": kept,
+        "stats": generation.stats.to_json(),
     }
     if generation.logprobs is not None:
         found["logprobs"] = [_entry(entry, named) for entry in generation.logprobs]
@@ -168,9 +164,16 @@ def compared(answer: Generation, plain: Generation) -> dict[str, Any]:
     }
 
 
-def closing_line(stats: Stats) -> str:
-    """Tokens, speed, and what the draft was worth."""
+def closing_line(answer: Generation, most: int) -> str:
+    """Tokens, speed, what the draft was worth; and whether the text ended by itself.
+
+    ``most`` is how many tokens were asked for.
+    """
+    stats = answer.stats
     parts = [_count(stats.completion_tokens, "token")]
+    if answer.finish_reason == "length":
+        full = stats.completion_tokens < most
+        parts[0] += " (cut off: the context is full)" if full else " (cut off by --max-tokens)"
     if stats.rounds:
         parts.append(f"{stats.tokens_per_second:.1f} tok/s")
     if stats.drafted:
@@ -178,9 +181,19 @@ def closing_line(stats: Stats) -> str:
         parts.append(f"{100 * stats.acceptance_rate:.0f} % of drafts accepted{_shares(stats)}")
         parts.append(f"block {stats.block_size if stats.block_size is not None else 'auto'}")
     else:
-        parts.append("plain decoding")
+        parts.append(f"plain decoding{_why_plain(stats)}")
     parts.append(f"first token {stats.time_to_first_token:.2f} s")
     return " · ".join(parts)
+
+
+def _why_plain(stats: Stats) -> str:
+    """Why nothing was drafted, where it was not what somebody asked for."""
+    if stats.policy != "adaptive":
+        return f" ({stats.fallback_reason})" if stats.fallback_reason else ""
+    if stats.fallback_reason is not None:
+        return f" (auto: {stats.fallback_reason} here)"
+    short = stats.rounds <= FEW_ROUNDS
+    return f" (auto: {'too short to draft' if short else 'no draft had anything to propose'})"
 
 
 def _shares(stats: Stats) -> str:

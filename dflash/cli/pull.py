@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dflash.cli import options as o
-from dflash.errors import ConfigError, MissingBackend
+from dflash.errors import ConfigError, missing
 
 DEMO = "demo"
 
@@ -42,6 +42,4 @@ def _fetch(name: str) -> Path:
     try:
         return fetch(name)
     except ImportError as problem:
-        raise MissingBackend(
-            "hub ids need one more package: pip install 'dflash-engine[hub]'"
-        ) from problem
+        raise missing("hub ids need one more package", "hub") from problem

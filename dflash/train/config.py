@@ -133,7 +133,7 @@ CHANGEABLE = {"schedule.steps", "eval_every", "eval_prompts", "checkpoint_every"
 
 def from_json(plain: Mapping[str, Any]) -> TrainConfig:
     """The config that ``to_json`` wrote. Raises ConfigError."""
-    parts = {"shape": DraftShape, "objective": Objective, "schedule": Schedule}
+    parts: dict[str, Any] = {"shape": DraftShape, "objective": Objective, "schedule": Schedule}
     given = {name: _as_tuple(value) for name, value in plain.items()}
     for name, kind in parts.items():
         given[name] = kind(**{key: _as_tuple(value) for key, value in plain[name].items()})

@@ -19,9 +19,9 @@ class Result:
     err: str
 
 
-def run(*words: object, typed: str | None = None) -> Result:
+def run(*words: object, typed: str | bytes | None = None, charset: str = "utf-8") -> Result:
     """``dflash WORDS``; an exception that got through the door fails the test."""
-    found = CliRunner().invoke(app, [str(word) for word in words], input=typed)
+    found = CliRunner(charset=charset).invoke(app, [str(word) for word in words], input=typed)
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return Result(found.exit_code, found.stdout_bytes.decode(), plain(found.stderr))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import dflash
 from dflash.backends.toy import ToyPair, ToyTarget
-from dflash.engine import load
+from dflash.engine import Engine, load
 from tests.cli.running import run
 
 TOY = ("--model", "toy", "--draft", "toy:oracle", "--max-tokens", "12")
@@ -43,10 +49,12 @@ def test_the_conversations_beginning_is_run_once(monkeypatch):
 
 
 def test_commands():
-    found = run("chat", *TOY, typed="/stats\nhello\n/stats\n/reset\n/what\n\n/exit\nnever read\n")
+    typed = "/stats\nhello\n/stats\n/reset\n/what\n/help\n\n/exit\nnever read\n"
+    found = run("chat", *TOY, typed=typed)
     assert found.code == 0
-    for words in ("nothing generated yet", "1 answers", "forgotten", "no such command", "/exit"):
+    for words in ("nothing generated yet", "1 answers", "forgotten", "/exit", "/quit", "Ctrl-C"):
         assert words in found.err
+    assert found.err.count("no such command") == 1
     assert len(found.out.splitlines()) == 1
     assert "of 4096 tokens" in found.err
 
@@ -86,3 +94,49 @@ def test_a_message_longer_than_the_context_is_refused_and_the_chat_goes_on():
 
 def test_accepted_drafts_can_be_shown():
     assert "⟦" in run("chat", *TOY, "--show-drafts", typed="hello\n").out
+
+
+def test_a_line_that_is_no_text_is_refused_and_the_chat_goes_on():
+    found = run("chat", *TOY, typed=b"caf\xe9\nhello\n")
+    assert found.code == 0
+    assert "not UTF-8" in found.err
+    assert found.out == run("chat", *TOY, typed="hello\n").out
+
+
+def test_a_seed_gives_every_turn_noise_of_its_own(monkeypatch):
+    seeds = []
+    whole = Engine.stream
+
+    def noted(self, prompt, **options):
+        seeds.append(options["seed"])
+        return whole(self, prompt, **options)
+
+    monkeypatch.setattr(Engine, "stream", noted)
+    run("chat", *TOY, "--seed", "4", typed="hello\nhello\nhello\n/reset\nhello\n")
+    assert seeds[0] == 4 == seeds[3]
+    assert len(set(seeds)) == 3
+    run("chat", *TOY, "--seed", "4", typed="hello\nhello\n")
+    assert seeds[4:] == seeds[:2]
+    run("chat", *TOY, typed="hello\n")
+    assert seeds[-1] is None
+
+
+def test_ctrl_d_leaves_a_chat_in_a_terminal():
+    ours, theirs = pty.openpty()
+    home = str(Path(dflash.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflash", "chat", "--model", "toy"],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        env={**os.environ, "NO_COLOR": "1", "PYTHONPATH": home},
+    )
+    os.close(theirs)
+    try:
+        shown = b""
+        while b"> " not in shown:  # the prompt: from here on the line is being edited
+            shown += os.read(ours, 4096)
+        os.write(ours, b"\x04")
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

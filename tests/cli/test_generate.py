@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import dflash
-from dflash.cli.output import STAT_KEYS
+from dflash.backends.toy import ToyTokenizer
+from dflash.core.stats import Stats
 from dflash.engine import load
 from tests.cli.running import run
 
@@ -35,13 +37,7 @@ def test_json_is_one_object_with_exactly_the_promised_keys():
     found = run("generate", "hello", *TOY, "--json")
     answer = json.loads(found.out)
     assert list(answer) == ["text", "token_ids", "finish_reason", "stats"]
-    assert tuple(answer["stats"]) == STAT_KEYS
-    assert set(STAT_KEYS) == {
-        *("prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
-        *("mean_committed", "acceptance_rate", "acceptance_by_position", "draft_seconds"),
-        *("verify_seconds", "time_to_first_token", "tokens_per_second", "block_size", "backend"),
-        "by_draft",
-    }
+    assert list(answer["stats"]) == list(Stats.__dataclass_fields__)
     assert len(answer["token_ids"]) == answer["stats"]["completion_tokens"] == 30
     assert answer["finish_reason"] == "length"
     assert found.out.count("\n") == 1
@@ -171,8 +167,55 @@ def test_version_and_help():
     assert run("--version").out.startswith("dflash ")
     found = run("generate", "--help")
     assert found.code == 0
+    assert "bool" not in found.out, "a switch takes no value"
     for flag in ("--model", "--draft", "--block-size", "--show-drafts", "--compare", "--json"):
         assert flag in found.out
+
+
+def test_text_that_is_no_utf8_is_one_error():
+    for words, typed in ((["caf\udce9"], None), (["-"], b"caf\xe9")):
+        found = run("generate", *words, *TOY, typed=typed)
+        assert (found.code, found.out) == (2, "")
+        assert "not UTF-8" in found.err
+    found = run("generate", "hello", *TOY, "--system", "caf\udce9")
+    assert (found.code, "not UTF-8" in found.err) == (2, True)
+
+
+def test_json_can_be_printed_wherever_it_goes(monkeypatch):
+    monkeypatch.setattr(ToyTokenizer, "decode", lambda *_: "h\u00e9 \U0001f600")
+    found = run("generate", "hello", *TOY, "--json", charset="ascii")
+    assert found.code == 0
+    assert "\U0001f600" in json.loads(found.out)["text"]
+    assert "\u00e9" in run("generate", "hello", *TOY, "--json").out
+
+
+def test_drafts_are_marked_with_what_the_output_can_show():
+    found = run("generate", "hello", *TOY, "--show-drafts", charset="ascii")
+    assert found.out.count("[") > 2
+    assert "?" not in found.out
+
+
+def test_the_closing_line_says_why_a_text_ends_and_why_nothing_was_drafted():
+    assert "cut off by --max-tokens" in run("generate", "hello", *TOY).err
+    assert "cut off" not in run("generate", "hello", *TOY, "--regex", "[ab]{3}").err
+    found = run("generate", "hello", "--model", "toy", "--draft", "ngram", "-n", "2")
+    assert "plain decoding (auto: " in found.err
+    found = run("generate", "hello", *TOY, "--block-size", "1")
+    assert "plain decoding ·" in found.err
+
+
+def test_output_that_cannot_be_written_is_one_line(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dflash.cli._forget_output", lambda: None)  # the runner needs it still
+    for words, place in (([], "TextWriter.write"), (["--json"], "emit_json")):
+        name = "generate" if place == "emit_json" else "output"
+        monkeypatch.setattr(f"dflash.cli.{name}.{place}", full)
+        found = run("generate", "hello", *TOY, *words)
+        assert found.code == 1
+        assert "No space left on device" in found.err
+        assert "fault of ours" not in found.err
 
 
 # --- as a process --------------------------------------------------------------------------------
@@ -271,6 +314,7 @@ def test_a_reader_that_leaves_causes_no_noise(slow):
     err = process.stderr.read()
     process.stderr.close()
     process.stdin.close()
+    assert process.returncode == 141
     assert "Traceback" not in err
     assert "Exception ignored" not in err
 

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from dflash import demo, inspection
+from dflash import demo, env
 from dflash.errors import CheckpointError, DownloadError
 from dflash.inspection import inspect
 from tests.backends.tiny import tiny_target
@@ -157,7 +158,7 @@ def test_a_hub_id_is_looked_at_without_its_weights(draft, monkeypatch):
     import huggingface_hub
 
     metadata = SimpleNamespace(parameter_count={"BF16": 123})
-    monkeypatch.setattr(inspection.env, "offline", lambda: False)
+    monkeypatch.setattr(env, "offline", lambda: False)
     monkeypatch.setattr(
         huggingface_hub, "hf_hub_download", lambda name, file: str(draft / "config.json")
     )
@@ -206,3 +207,30 @@ def test_a_draft_beside_the_look_up_is_described_as_alone(draft):
     alone = json.loads(run("inspect", draft, "--json").out)
     both = json.loads(run("inspect", f"{draft}+ngram", "--json").out)
     assert both == {**alone, "beside": "ngram"}
+
+
+def test_a_trainings_state_is_no_part_of_the_draft(draft):
+    whole = json.loads(run("inspect", draft, "--json").out)
+    state = {"adam": np.zeros(1000, np.float32)}
+    save_file(state, draft / "state.safetensors")
+    assert json.loads(run("inspect", draft, "--json").out) == whole
+
+
+def test_the_built_in_names_are_described(monkeypatch, draft):
+    assert "without weights" in run("inspect", "toy").out
+    assert "toy:script:1" in run("inspect", "toy:script:1").out + run("inspect", "toy").out
+    monkeypatch.setattr(demo, "demo_draft", lambda: draft)
+    monkeypatch.setattr(demo, "cached", lambda: None)
+    found = run("inspect", "demo")
+    assert (found.code, "draft: " in found.out) == (0, True)
+    assert "dflash pull" in found.err
+    monkeypatch.setattr(demo, "cached", lambda: draft)
+    assert set(json.loads(run("inspect", "demo", "--json").out)) == {"draft", "target"}
+
+
+def test_how_much_of_the_text_a_draft_sees_is_told(draft, tmp_path):
+    assert "all of the text before the block" in run("inspect", draft).out
+    kinds = ["sliding_attention"] * 2
+    sliding = {"layer_types": kinds, "sliding_window": 6, "use_sliding_window": True}
+    narrow = save_draft(tmp_path / "narrow", **sliding)
+    assert "the last 6 tokens before the block" in run("inspect", narrow).out

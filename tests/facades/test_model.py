@@ -345,12 +345,12 @@ def test_several_sequences_at_once_are_refused(draft, target):
         draft.spec_generate(target, torch.tensor([[1, 2], [3, 4]]), max_new_tokens=4)
 
 
-@pytest.mark.parametrize("ids", [torch.zeros(1, 0, dtype=torch.long), torch.tensor([])])
 def test_target_and_draft_the_wrong_way_round_are_refused(draft, target, ids):
     with pytest.raises(ConfigError, match=r"takes the draft first.*got Llama.* and DFlash"):
         dflash_generate(target, draft, ids, 4)
 
 
+@pytest.mark.parametrize("ids", [torch.zeros(1, 0, dtype=torch.long), torch.tensor([])])
 def test_an_empty_prompt_is_refused(draft, target, ids):
     with pytest.raises(PromptError, match="empty"):
         draft.spec_generate(target, ids, max_new_tokens=4)
