@@ -133,6 +133,16 @@ def _was_typed(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def _saved(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The settings of the run to resume; None for a new one."""
+    if not given["resume"]:
+        return None
+    from dflash.train.checkpoint import saved_run
+
+    _, settings = saved_run(given["out"])
+    return settings
+
+
 def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
     """TrainConfig from the command's parameters; those not ``told`` as a resumed run has them.
 
@@ -141,11 +151,8 @@ def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
     from dflash.opening import pair_names
     from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig, continued
 
-    saved: Mapping[str, Any] | None = None
-    if given["resume"]:
-        from dflash.train.checkpoint import saved_run
-
-        _, saved = saved_run(given["out"])
+    saved = _saved(given)
+    if saved is not None:
         given = {**given, "data": given["data"] or saved["data"]}
     if saved is not None and "model" not in told:
         target = saved["target"]
