@@ -105,7 +105,7 @@ def look(name: str, target: TargetFacts, choice: Choice) -> Draft:
         spec = read_spec(config, num_target_layers=target.num_layers)
         return Draft(
             method,
-            spec.block_size,
+            None if method in USUAL_BLOCK else spec.block_size,  # a chain has no size of its own
             spec.default_block_size,
             mixed_attention=len(set(spec.layer_types)) > 1,
             findings=tuple(f for f in check_pair(spec, target, choice) if f.check != "template"),

@@ -136,6 +136,8 @@ EAGLE = {
     "vocab_size": 512,
     "draft_vocab_size": 128,
     "hidden_act": "silu",
+    # the usual three layers would be two in a target of four
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
 }
 
 
