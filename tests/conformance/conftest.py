@@ -12,7 +12,22 @@ ENTRY_LISTS = {
     "entry_with_options": [entry for entry in ENTRIES if entry.options],
 }
 
-SHALLOW = {"mlx": ("dflash.Engine.generate", "dflash.model_mlx.stream_generate")}
+SHALLOW = {
+    "gguf": (
+        "dflash.Engine.stream",
+        "dflash.llama.Llama.create_completion",
+        "dflash.llama.Llama.create_chat_completion",
+    ),
+    "mlx": ("dflash.Engine.generate", "dflash.model_mlx.stream_generate"),
+    "torch": (
+        "dflash.Engine.generate",
+        "dflash.Engine.stream",
+        "dflash generate",
+        "dflash.speculative.SpeculativeDecoder.stream",
+        "dflash.model.dflash_generate",
+        "dflash.DFlashDraftModel.spec_generate",
+    ),
+}
 """Backends that a few entries stand for: the others are the same code above the same sessions."""
 SHALLOW_SKIPS = ("test_engine_use", "test_ngram", "test_characters", "test_options")
 
@@ -28,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     names = sorted(MAKERS)
     if metafunc.module.__name__.endswith(SHALLOW_SKIPS):
-        names = [name for name in names if name not in SHALLOW]
+        names = [name for name in names if name != "mlx"]
     entries = next((name for name in ENTRY_LISTS if name in metafunc.fixturenames), None)
     if entries is None:
         metafunc.parametrize(place, names, indirect=True, scope="session")
