@@ -8,6 +8,8 @@ from typing import Any
 
 from dflash.errors import ConfigError
 
+LARGEST = 1e10  # of what is added to logits: more could overflow float32 at a low temperature
+
 
 def set_fields(config: Any, **values: Any) -> None:
     """Assign fields of a frozen dataclass, for its own ``__post_init__``."""
@@ -83,10 +85,10 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
             f"logit_bias must map token ids to numbers, as in {{50256: -100}}; got {value!r}"
         ) from None
     for token, bias in found.items():
-        if token < 0 or not is_number(bias):
+        if token < 0 or not is_number(bias) or abs(bias) > LARGEST:
             raise ConfigError(
                 f"logit_bias of token {token} is {bias!r}: ids are 0 or more, biases "
-                "are finite numbers"
+                f"are numbers between -{LARGEST:g} and {LARGEST:g}"
             )
     return tuple(sorted((token, float(bias)) for token, bias in found.items()))
 

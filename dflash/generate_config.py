@@ -117,7 +117,8 @@ class GenerateConfig:
             )
 
     def _check_sampling(self) -> None:
-        checks.within("temperature", self.temperature, lambda x: x >= 0, "0 or more")
+        usable = "0 or more (above 0: at least 1e-20)"
+        checks.within("temperature", self.temperature, lambda x: x == 0 or x >= 1e-20, usable)
         checks.at_least(0, "top_k", self.top_k, required=True)
         checks.within("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0 and at most 1")
         checks.within("min_p", self.min_p, lambda x: 0 <= x <= 1, "between 0 and 1")
@@ -130,9 +131,14 @@ class GenerateConfig:
             raise ConfigError(f"strict_mode is the match rule, and rule is {self.rule!r}")
 
     def _check_penalties(self) -> None:
-        checks.within("repetition_penalty", self.repetition_penalty, lambda x: x > 0, "above 0")
+        most = checks.LARGEST
+        checks.within(
+            "repetition_penalty", self.repetition_penalty, lambda x: 1 / most <= x <= most,
+            f"above 0 (from {1 / most:g} to {most:g})",
+        )  # fmt: skip
+        words = f"between -{most:g} and {most:g}"
         for name in ("presence_penalty", "frequency_penalty"):
-            checks.within(name, getattr(self, name), lambda _: True, "a finite number")
+            checks.within(name, getattr(self, name), lambda x: abs(x) <= most, words)
         checks.at_least(0, "no_repeat_ngram", self.no_repeat_ngram, required=True)
 
     def _check_constraint(self) -> None:

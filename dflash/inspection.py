@@ -241,13 +241,13 @@ def _gguf(name: str, file: Path) -> Inspection:
         raise missing("reading GGUF files needs one more package", "torch") from problem
     try:
         reader = GGUFReader(file)
+        arch = str(_value(reader, "general.architecture"))
+        facts, fits = _gguf_facts(reader, arch)
     except (ValueError, IndexError, OSError, KeyError) as problem:
         raise CheckpointError(f"{file} is damaged or incomplete: get it again") from problem
     dtypes: Counter[str] = Counter()
     for tensor in reader.tensors:
         dtypes[tensor.tensor_type.name] += int(tensor.n_elements)
-    arch = str(_value(reader, "general.architecture"))
-    facts, fits = _gguf_facts(reader, arch)
     return Inspection(
         name=name,
         kind="draft" if arch in ("dflash", "eagle3") else "target",

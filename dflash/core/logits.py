@@ -85,12 +85,26 @@ def penalise(
 
 
 def run_processor(processor: Any, history: Sequence[int], row: NDArray[Any]) -> NDArray[Any]:
-    """What ``processor`` makes of ``row``. Raises ConfigError for a result of another shape."""
-    found = np.asarray(processor(list(history), row), row.dtype)
+    """What ``processor`` makes of ``row``. Raises ConfigError for anything but logits."""
+    sound = np.isfinite(row.max())  # asked before: a processor may write into the row
+    made = processor(list(history), row)
+    try:
+        found = np.asarray(made, row.dtype)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"a logits processor must return {row.size} logits, one for each token; it returned "
+            f"{type(made).__name__} ({error})"
+        ) from error
     if found.shape != row.shape:
         raise ConfigError(
             f"a logits processor must return {row.size} logits, one for each token; it returned "
             f"an array of shape {found.shape}"
+        )
+    top = found.max()
+    if sound and not np.isfinite(top) and top != -np.inf:
+        raise ConfigError(
+            "a logits processor returned NaN or infinity; only -inf, for tokens that may not be "
+            "chosen, is allowed beside finite logits"
         )
     return found
 

@@ -11,6 +11,9 @@ from dflash.errors import CheckpointError
 
 Config = Mapping[str, Any]
 
+# far beyond any draft there is: a larger number is a damaged config, not a large draft
+MOST = {"block_size": 4096, "num_hidden_layers": 1024, "head_dim": 65536, "vocab_size": 2**31}
+
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """config.json of a folder (or the file itself) as a dict. Raises CheckpointError."""
@@ -46,6 +49,8 @@ class Keys:
             raise CheckpointError(f"the draft's config.json has no {key}")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise CheckpointError(f"{key} must be an integer of at least {least}, got {value!r}")
+        if value > MOST.get(key, value):
+            raise CheckpointError(f"{key} must be at most {MOST[key]}, got {value}")
         return value
 
     def maybe(self, key: str) -> int | None:

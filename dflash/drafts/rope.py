@@ -24,6 +24,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {  # keys without which a scaling is undefi
         "original_max_position_embeddings",
     ),
 }
+_NUMBERS = ("rope_theta", "partial_rotary_factor", "factor")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -57,10 +58,24 @@ def _one(config: Mapping[str, Any], given: Mapping[str, Any], layer_type: str) -
             f"the draft's config.json has no rope_theta for its {layer_type} layers; it cannot be "
             "guessed. Add rope_theta (the value the draft was trained with, usually the target's)"
         )
-    rope["rope_theta"] = float(rope["rope_theta"])
-    rope["partial_rotary_factor"] = float(rope.get("partial_rotary_factor") or 1.0)
+    rope["partial_rotary_factor"] = rope.get("partial_rotary_factor") or 1.0
+    for key in _NUMBERS:
+        if rope.get(key) is not None:
+            rope[key] = _positive(key, rope[key])
+    if rope["rope_theta"] <= 1:  # all pairs would turn alike, or the wrong way round
+        raise CheckpointError(f"rope_theta must be above 1, got {rope['rope_theta']}")
     _check_scaling(rope, config.get("max_position_embeddings"))
     return rope
+
+
+def _positive(key: str, value: Any) -> float:
+    """``value`` as a float. Raises CheckpointError unless it is a finite number above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):
+        raise CheckpointError(
+            f"{key} in the draft's rope settings must be a positive number, got {value!r}"
+        )
+    return float(value)
 
 
 def _check_scaling(rope: dict[str, Any], longest: Any) -> None:

@@ -137,12 +137,10 @@ def export(
             size = 0
         shards[-1][name] = value.contiguous()
         size += value.nbytes
+    written = write_shards(folder, shards)
     for old in folder.glob("model*.safetensors*"):
-        old.unlink()
-    if len(shards) == 1:
-        write_shard(folder / "model.safetensors", shards[0])
-    else:
-        write_shards(folder, shards)
+        if old.name not in written:
+            old.unlink()
     (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
     if card is not None:
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -164,14 +162,25 @@ def write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
     file.chmod(0o644)
 
 
-def write_shards(folder: Path, shards: list[dict[str, Tensor]]) -> None:
-    """Numbered shards and ``model.safetensors.index.json``, as transformers names them."""
-    where: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_shard(folder / name, shard)
-        where |= dict.fromkeys(shard, name)
-    total = sum(value.nbytes for shard in shards for value in shard.values())
-    index = {"metadata": {"total_size": total}, "weight_map": where}
-    text = json.dumps(index, indent=2) + "\n"
-    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+def write_shards(folder: Path, shards: list[dict[str, Tensor]]) -> set[str]:
+    """One file, or numbered ones and ``model.safetensors.index.json`` as transformers names them.
+
+    Everything is written before anything is replaced, so a full disk leaves the former draft
+    whole. Returns the names of the files that make the weights.
+    """
+    count = len(shards)
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    if count == 1:
+        names = ["model.safetensors"]
+    index = "model.safetensors.index.json"
+    for name, shard in zip(names, shards, strict=True):
+        write_shard(folder / f"{name}.part", shard)
+    if count > 1:
+        where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+        total = sum(value.nbytes for shard in shards for value in shard.values())
+        text = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2)
+        (folder / f"{index}.part").write_text(text + "\n", encoding="utf-8")
+        names.append(index)
+    for name in names:
+        (folder / f"{name}.part").replace(folder / name)
+    return set(names)

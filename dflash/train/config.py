@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Literal
 from dflash.errors import ConfigError
 
 DEFAULT_DECAY = {8: 4.0, 10: 5.0, 16: 7.0}  # gamma by block size, DFlash paper section 5
+
+LARGEST_SEED = 2**32 - 1  # multiplied by a million it still fits torch's 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class TrainConfig:
             ("--eval-every", self.eval_every, 1),
             ("--checkpoint-every", self.checkpoint_every, 1),
             ("--window", shape.window or 1, 1),
+            ("--threads", 1 if self.threads is None else self.threads, 1),
+            ("--seed", schedule.seed, 0),
             ("--selector-rank", shape.selector_rank or 1, 1),
             ("--draft-vocab", shape.draft_vocab_size or shape.selector_top_k, shape.selector_top_k),
         ):
@@ -104,8 +109,12 @@ class TrainConfig:
             )
         if not self.data:
             raise ConfigError("no training data: pass --data FILE.jsonl")
-        if schedule.learning_rate <= 0:
-            raise ConfigError(f"--learning-rate must be above 0, got {schedule.learning_rate}")
+        if schedule.seed > LARGEST_SEED:
+            raise ConfigError(f"--seed must be at most {LARGEST_SEED}, got {schedule.seed}")
+        if not 0 < schedule.learning_rate < math.inf:
+            raise ConfigError(
+                f"--learning-rate must be a number above 0, got {schedule.learning_rate}"
+            )
 
     @property
     def decay(self) -> float | Literal["prefix", "uniform"]:

@@ -7,6 +7,7 @@ checkpoints, the log (`log.jsonl`) and the folder (config.json, weights, README.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -66,7 +67,10 @@ def train(config: TrainConfig, report: Report = lambda _: None) -> Outcome:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    config.out.mkdir(parents=True, exist_ok=True)
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {config.out} cannot be made a folder: {error}") from error
     if (config.out / "state.safetensors").exists() and not config.resume:
         raise ConfigError(
             f"{config.out} holds a run already: continue it with --resume, or choose another --out"
@@ -223,7 +227,7 @@ def loop(session: Session, report: Report) -> None:
         try:
             for record in trainer.run():
                 report(record)
-                log.write(json.dumps({k: round(v, 5) for k, v in record.items()}) + "\n")
+                log.write(line(record))
                 if trainer.step % config.checkpoint_every == 0:
                     log.flush()
                     trainer.save()
@@ -231,6 +235,12 @@ def loop(session: Session, report: Report) -> None:
                     score(session, report)
         finally:
             log.flush()
+
+
+def line(record: Mapping[str, float]) -> str:
+    """One line of the log; what is not finite is null, since JSON has no word for it."""
+    plain = {k: round(v, 5) if math.isfinite(v) else None for k, v in record.items()}
+    return json.dumps(plain) + "\n"
 
 
 def score(session: Session, report: Report) -> tuple[evaluate.Score, evaluate.Score | None]:

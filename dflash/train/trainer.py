@@ -23,6 +23,7 @@ from dflash.train import blocks, losses
 from dflash.train.batches import Materials, predicting_states, prepare
 from dflash.train.checkpoint import load_state, save_state
 from dflash.train.config import TrainConfig
+from dflash.train.interrupt import interrupts_held
 from dflash.train.selector import selector_term
 
 WINDOW_BATCHES = 32  # sequences of like length are batched within windows of this many batches
@@ -126,14 +127,16 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint of this moment."""
         save_state(
-            self.config.out, self.model, self.optimizer, self.step, self.identity(), self.history
-        )
+            self.config.out, self.model, self.optimizer, self.step, self.identity(),
+            self.history | {"skipped_steps": self.skipped_steps},
+        )  # fmt: skip
 
     def restore(self) -> None:
         """Continue the run in ``config.out``."""
         self.step, self.history = load_state(
             self.config.out, self.model, self.optimizer, self.identity()
         )
+        self.skipped_steps = self.history.pop("skipped_steps", 0)  # older checkpoints lack it
 
     def run(self) -> Iterator[dict[str, float]]:
         """Train from the current step to the last; one record a step."""
@@ -145,25 +148,28 @@ class Trainer:
         while self.step < self.config.schedule.steps:
             started = time.perf_counter()
             record = self.train_step(next(batches))
-            self.step += 1
             yield record | {"step": self.step, "seconds": time.perf_counter() - started}
 
     def train_step(self, indices: list[int]) -> dict[str, float]:
-        """One update; skipped (and counted) if loss or gradient is not finite."""
+        """One step: an update, skipped (and counted) if loss or gradient is not finite."""
         rate = learning_rate(self.step, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.loss(indices)
         if parts is None:  # no anchor in any of these sequences: nothing to learn, not an error
+            self.step += 1
             return {"loss": float("nan"), "rate": rate, "positions": 0.0}
         loss, record = parts
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.schedule.clip)
-        if math.isfinite(record["loss"]) and math.isfinite(norm.item()):
-            self.optimizer.step()
-        else:
-            self.skipped_steps += 1
+        good = math.isfinite(record["loss"]) and math.isfinite(norm.item())
+        with interrupts_held():  # weights, moments and step number change together
+            if good:
+                self.optimizer.step()
+            else:
+                self.skipped_steps += 1
+            self.step += 1
         return record | {"rate": rate, "grad_norm": norm.item()}
 
     def loss(self, indices: list[int]) -> tuple[Tensor, dict[str, float]] | None:

@@ -134,6 +134,12 @@ def test_weights_that_are_not_finite_are_refused(
         load_draft(str(folder), target)
 
 
+def test_whole_numbers_are_no_weights(folder: Path, target: LoadedTarget) -> None:
+    change(folder, hidden_norm__weight=torch.ones(64, dtype=torch.int8))
+    with pytest.raises(WeightsError, match=r"stored as torch\.int8: hidden_norm\.weight"):
+        load_draft(str(folder), target)
+
+
 def test_float16_is_refused_and_says_why(folder: Path, target: LoadedTarget) -> None:
     with pytest.raises(ConfigError, match=r"bfloat16 or float32.*float16 overflows"):
         load_draft(str(folder), target, "float16")

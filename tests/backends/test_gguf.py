@@ -20,6 +20,7 @@ from dflash.errors import CheckpointError
 from .tiny import reference_generate, tiny_target, tiny_tokenizer
 from .tiny_gguf import write_gguf
 
+MERGE = b"\x03\0\0\0\0\0\0\0E p"  # with its length before it
 IDS = torch.tensor([[5, 300, 7, 41, 99, 12, 60, 60, 3, 200, 17, 88]])
 
 
@@ -193,6 +194,30 @@ def test_a_truncated_file_is_one_clear_error(tmp_path: Path, keep: int) -> None:
     file = tmp_path / "cut.gguf"
     file.write_bytes(whole[:keep])
     with pytest.raises(CheckpointError, match=r"cut\.gguf"):
+        resolve(str(file))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "words"),
+    [
+        (
+            b"for m in",
+            b"\xffor m in",
+            "is damaged: its metadata 'tokenizer.chat_template' cannot be read",
+        ),
+        (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0\xfflama", "is damaged"),
+        (MERGE, MERGE.replace(b" ", b"_"), "is damaged: its merge"),
+        (MERGE, MERGE[:-1] + b"\x01", "is damaged: its merge"),
+    ],
+)
+def test_a_damaged_byte_of_text_is_one_clear_error(
+    tmp_path: Path, good: bytes, bad: bytes, words: str
+) -> None:
+    file = write_gguf(tmp_path / "w.gguf", tiny_target(layers=2), tiny_tokenizer())
+    whole = file.read_bytes()
+    assert good in whole and len(good) == len(bad)
+    file.write_bytes(whole.replace(good, bad, 1))
+    with pytest.raises(CheckpointError, match=words):
         resolve(str(file))
 
 

@@ -85,6 +85,21 @@ def test_processors_run_in_turn_on_ids_of_prompt_and_output_before_what_is_forbi
     assert found == [-np.inf, 0.0, 5.0, 8.0, -2.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [("x", "it returned str"), (np.full(6, np.nan), "NaN or infinity"), (LOGITS + np.inf, "NaN")],
+)
+def test_a_processor_that_makes_no_logits_is_told(made: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        after([], processors=(lambda ids, row: made,))
+
+
+def test_a_processor_is_not_blamed_for_logits_that_were_broken_before() -> None:
+    broken = np.full(6, np.nan, np.float32)
+    found = process(broken, asked(processors=(lambda ids, row: row,)), [])
+    assert np.isnan(found[:5]).all()
+
+
 def test_a_processor_that_loses_logits_is_told() -> None:
     with pytest.raises(ConfigError, match=r"must return 6 logits.*\(2,\)"):
         after([], processors=(lambda ids, row: row[:2],))

@@ -278,6 +278,13 @@ def test_taps_are_distinct_layer_numbers(ids: list[Any]) -> None:
         ({"nested": {"attention_mode": "mla"}}, "attention_mode 'mla' is not supported yet"),
         ({"hidden_act": "relu2"}, "hidden_act 'relu2'"),
         ({"num_key_value_heads": 3}, "num_attention_heads"),
+        ({"nested": {"block_size": 10**9}}, "block_size must be at most 4096"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 1024"),
+        ({"rope_theta": "x"}, "rope_theta in the draft's rope settings must be a positive number"),
+        ({"rope_theta": 0}, "must be a positive number, got 0"),
+        ({"rope_theta": 0.5}, "rope_theta must be above 1"),
+        ({"partial_rotary_factor": [1]}, "partial_rotary_factor in the draft's rope settings"),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor in the draft's rope"),
     ],
 )
 def test_bad_values_name_the_key(changes: dict[str, Any], says: str) -> None:

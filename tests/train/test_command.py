@@ -46,6 +46,29 @@ def test_few_conversations_are_enough_for_a_figure(made: tuple[Path, Result]) ->
     assert "answers.jsonl" in card
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--seed", "9" * 30, "--seed must be at most"),
+        ("--seed", "-5", "--seed must be at least 0"),
+        ("--threads", "0", "--threads must be at least 1"),
+        ("--learning-rate", "nan", "--learning-rate must be a number above 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(
+    tmp_path: Path, option: str, value: str, words: str
+) -> None:
+    found = run("train", "--model", "t", "--data", "d", "--out", tmp_path / "o", option, value)
+    assert found.code == 2 and words in " ".join(found.err.split())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "draft"
+    found = run("train", "--model", "t", "--data", "d", "--out", place)
+    assert found.code == 2 and "cannot be made a folder" in " ".join(found.err.split())
+
+
 def test_a_finished_run_is_not_resumed_and_leaves_nothing(made: tuple[Path, Result]) -> None:
     out, _ = made
     found = run("train", "--resume", "--out", out)

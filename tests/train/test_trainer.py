@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import torch
 
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError
-from dflash.train import evaluate, trainer
+from dflash.train import checkpoint, evaluate, trainer
 from dflash.train.checkpoint import export, load_state
 from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig
+from dflash.train.interrupt import interrupts_held
+from dflash.train.run import line
 from tests.train.rig import MASK, make_rig
 
 
@@ -48,6 +52,78 @@ def test_a_resumed_run_ends_in_bitwise_the_same_weights(tmp_path: Path, stop: in
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_ctrl_c_in_an_update_leaves_a_checkpoint_that_resumes_bitwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make_rig(tmp_path)
+    for _ in whole.trainer().run():
+        pass
+    first = make_rig(tmp_path)
+    training = first.trainer()
+    update = training.optimizer.step
+
+    def interrupted(*args: Any) -> Any:
+        done = update(*args)
+        if training.step == 2:
+            signal.raise_signal(signal.SIGINT)
+        return done
+
+    monkeypatch.setattr(training.optimizer, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(training.run())
+    assert training.step == 3
+    training.save()
+    second = make_rig(tmp_path)
+    resumed = second.trainer()
+    resumed.restore()
+    for _ in resumed.run():
+        pass
+    ours, theirs = states(whole), states(second)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_handler_of_ctrl_c_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts_held():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_failed_export_leaves_the_former_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(tmp_path)
+    export(tmp_path, rig.model, rig.draft)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        export(tmp_path, rig.model, rig.draft)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_an_export_in_another_number_of_files_leaves_no_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(tmp_path)
+    for limit, count in ((checkpoint.SHARD_BYTES, 1), (40_000, 0), (checkpoint.SHARD_BYTES, 1)):
+        monkeypatch.setattr(checkpoint, "SHARD_BYTES", limit)
+        export(tmp_path, rig.model, rig.draft)
+        files = [file.name for file in tmp_path.glob("model*")]
+        assert (files == ["model.safetensors"]) == bool(count)
+        assert not any(name.endswith(".part") for name in files)
+
+
+def test_a_step_without_a_loss_is_null_in_the_log() -> None:
+    assert json.loads(line({"loss": float("nan"), "rate": 0.123456789})) == {
+        "loss": None,
+        "rate": 0.12346,
+    }
+
+
 def test_resuming_another_run_or_nothing_is_refused(tmp_path: Path) -> None:
     rig = make_rig(tmp_path)
     with pytest.raises(CheckpointError, match="nothing to resume"):
@@ -79,6 +155,10 @@ def test_a_step_with_an_infinite_loss_is_skipped_and_counted(tmp_path: Path) -> 
     record = training.train_step([0, 1])
     assert not math.isfinite(record["loss"]) and training.skipped_steps == 1
     assert all(torch.equal(before[name], value) for name, value in states(rig).items())
+    training.save()
+    resumed = make_rig(tmp_path).trainer()
+    resumed.restore()
+    assert resumed.skipped_steps == 1 and "skipped_steps" not in resumed.history
     assert all(torch.isfinite(value).all() for value in states(rig).values())
 
 

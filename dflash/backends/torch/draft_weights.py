@@ -53,6 +53,7 @@ def load_weights(
     tensors = dict(_tensors(folder, spec))
     tables = {name: tensors.pop(name) for name in OWN_TABLES if name in tensors}
     _check_names(folder, spec, model.state_dict(), tensors)
+    _check_floats(folder, {name: t for name, t in {**tensors, **tables}.items() if name != "d2t"})
     state = {name: tensor.to(device, dtype, copy=True) for name, tensor in tensors.items()}
     model.load_state_dict(state, assign=True)
     model.rotary = make_rotary(spec).to(device)
@@ -120,6 +121,15 @@ def _check_names(
         raise WeightsError(
             f"the tensors in {folder} are not those of the {spec.kind} draft its config.json "
             f"describes; nothing was loaded:\n{listed}"
+        )
+
+
+def _check_floats(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    whole = sorted(name for name, tensor in tensors.items() if not tensor.is_floating_point())
+    if whole:
+        raise WeightsError(
+            f"{folder} has weights stored as {tensors[whole[0]].dtype}: {', '.join(whole)}. "
+            "Quantised drafts are not supported yet; use the draft's bfloat16 weights"
         )
 
 

@@ -35,7 +35,13 @@ class Metadata:
         name = f"{self.architecture}{key}" if key.startswith(".") else key
         field = self._fields.get(name)
         if field is not None:
-            return field.contents()
+            try:
+                return field.contents()
+            except (UnicodeDecodeError, IndexError, TypeError, ValueError) as error:
+                raise CheckpointError(
+                    f"{self._file} is damaged: its metadata {name!r} cannot be read ({error}). "
+                    "Download it again"
+                ) from error
         if default is ...:
             raise CheckpointError(f"{self._file} lacks the metadata {name!r}, so it is no model")
         return default

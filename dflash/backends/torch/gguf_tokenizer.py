@@ -78,13 +78,8 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> Any:
 def _byte_level(meta: Metadata, file: str) -> Any:
     tokens = meta.get("tokenizer.ggml.tokens")
     cut = meta.get("tokenizer.ggml.pre", "default")
-    merges = [tuple(merge.split(" ", 1)) for merge in meta.get("tokenizer.ggml.merges")]
-    bpe = models.BPE(
-        vocab={token: i for i, token in enumerate(tokens)},
-        merges=merges,
-        ignore_merges=cut in LLAMA3,  # whole words of the vocabulary win over merging there
-    )
-    backend = Tokenizer(bpe)
+    # whole words of the vocabulary win over merging there
+    backend = Tokenizer(_merging(tokens, meta.get("tokenizer.ggml.merges"), cut in LLAMA3, file))
     backend.pre_tokenizer = pre_tokenizer(cut, file)
     backend.decoder = decoders.ByteLevel()
     if cut in QWEN2:
@@ -103,6 +98,20 @@ def _byte_level(meta: Metadata, file: str) -> Any:
         model_max_length=int(meta.get(".context_length")),
         **names,
     )
+
+
+def _merging(tokens: list[str], stored: list[str], words_first: bool, file: str) -> models.BPE:
+    """The merging model. Raises CheckpointError for merges that do not fit the tokens."""
+    merges = [tuple(merge.split(" ", 1)) for merge in stored]
+    known = set(tokens)
+    for merge in merges:
+        if len(merge) != 2 or not known.issuperset((*merge, "".join(merge))):
+            raise CheckpointError(
+                f"{file} is damaged: its merge {' '.join(merge)!r} is not of two of its tokens to "
+                "a third. Download it again"
+            )
+    vocab = {token: i for i, token in enumerate(tokens)}
+    return models.BPE(vocab=vocab, merges=merges, ignore_merges=words_first)
 
 
 def pre_tokenizer(cut: str, file: str) -> Any:
