@@ -24,7 +24,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {  # keys without which a scaling is undefi
         "original_max_position_embeddings",
     ),
 }
-_NUMBERS = ("rope_theta", "partial_rotary_factor", "factor")
+_NUMBERS = ("rope_theta", "partial_rotary_factor", *_NEEDS["llama3"])
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -69,9 +69,9 @@ def _one(config: Mapping[str, Any], given: Mapping[str, Any], layer_type: str) -
 
 
 def _positive(key: str, value: Any) -> float:
-    """``value`` as a float. Raises CheckpointError unless it is a finite number above 0."""
+    """``value`` as a float. Raises CheckpointError unless it is a number above 0 that a float holds."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
+    if not number or not 0 < value < 1e300:
         raise CheckpointError(
             f"{key} in the draft's rope settings must be a positive number, got {value!r}"
         )

@@ -281,6 +281,7 @@ def test_taps_are_distinct_layer_numbers(ids: list[Any]) -> None:
         ({"nested": {"block_size": 10**9}}, "block_size must be at most 4096"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 1024"),
         ({"rope_theta": "x"}, "rope_theta in the draft's rope settings must be a positive number"),
+        ({"rope_theta": 10**400}, "must be a positive number"),
         ({"rope_theta": 0}, "must be a positive number, got 0"),
         ({"rope_theta": 0.5}, "rope_theta must be above 1"),
         ({"partial_rotary_factor": [1]}, "partial_rotary_factor in the draft's rope settings"),
