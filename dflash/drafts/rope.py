@@ -69,7 +69,7 @@ def _one(config: Mapping[str, Any], given: Mapping[str, Any], layer_type: str) -
 
 
 def _positive(key: str, value: Any) -> float:
-    """``value`` as a float. Raises CheckpointError unless it is a number above 0 that a float holds."""
+    """``value`` as a float. Raises CheckpointError unless it is above 0 and fits."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value < 1e300:
         raise CheckpointError(
