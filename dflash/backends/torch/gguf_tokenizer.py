@@ -102,14 +102,16 @@ def _byte_level(meta: Metadata, file: str) -> Any:
 
 def _merging(tokens: list[str], stored: list[str], words_first: bool, file: str) -> models.BPE:
     """The merging model. Raises CheckpointError for merges that do not fit the tokens."""
-    merges = [tuple(merge.split(" ", 1)) for merge in stored]
+    merges: list[tuple[str, str]] = []
     known = set(tokens)
-    for merge in merges:
-        if len(merge) != 2 or not known.issuperset((*merge, "".join(merge))):
+    for merge in stored:
+        left, _, right = merge.partition(" ")
+        if not known.issuperset((left, right, left + right)):
             raise CheckpointError(
-                f"{file} is damaged: its merge {' '.join(merge)!r} is not of two of its tokens to "
-                "a third. Download it again"
+                f"{file} is damaged: its merge {merge!r} is not of two of its tokens to a third. "
+                "Download it again"
             )
+        merges.append((left, right))
     vocab = {token: i for i, token in enumerate(tokens)}
     return models.BPE(vocab=vocab, merges=merges, ignore_merges=words_first)
 
