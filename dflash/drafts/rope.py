@@ -61,7 +61,8 @@ def _one(config: Mapping[str, Any], given: Mapping[str, Any], layer_type: str) -
     rope["partial_rotary_factor"] = rope.get("partial_rotary_factor") or 1.0
     for key in _NUMBERS:
         if rope.get(key) is not None:
-            rope[key] = _positive(key, rope[key])
+            number = _positive(key, rope[key])
+            rope[key] = int(number) if key == "original_max_position_embeddings" else number
     if rope["rope_theta"] <= 1:  # all pairs would turn alike, or the wrong way round
         raise CheckpointError(f"rope_theta must be above 1, got {rope['rope_theta']}")
     _check_scaling(rope, config.get("max_position_embeddings"))
