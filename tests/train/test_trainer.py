@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_a_resumed_run_ends_in_bitwise_the_same_weights(tmp_path: Path, stop: in
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.fixture
+def _ctrl_c_raises() -> Iterator[None]:
+    """As in a terminal: a job that a shell started in the background ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_raises")
 def test_ctrl_c_in_an_update_leaves_a_checkpoint_that_resumes_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
