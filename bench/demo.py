@@ -3,7 +3,8 @@
     python -m bench.demo --prompts-per-set 6 --tokens 96 --repeats 3
 
 One process, greedy, float32. For every prompt every arm runs in turn, the order rotated with each
-repeat; the first prompt is run once before anything counts. A set's ratio is the sum of the
+repeat; the first prompt is run once before anything counts. With --seconds a set is repeated until
+its intervals are narrower than +-3 %, for so long at most. A set's ratio is the sum of the
 prompts' median decode times of transformers / that of the arm, the same texts on both sides: a
 text on which an arm differs from plain decoding is counted in "differ" and left out, and so is one
 that runs in circles, which is reported apart.
@@ -11,10 +12,11 @@ that runs in circles, which is reported apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -25,11 +27,12 @@ from bench import record, sets
 from bench.arms import Arm, engine_arm, plain_transformers, transformers_arm
 from bench.table import speed_table
 from dflash.bench.arms import PLAIN, interleaved
-from dflash.bench.paired import Runs, alike, seconds
+from dflash.bench.paired import NARROW, Runs, alike, compared, seconds
 from dflash.engine import Engine
 from dflash.errors import ConfigError
 
 BASE = "transformers"
+AGAIN = "more repeats of a set while its intervals decide nothing, for so long at most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Row:
     prefill_ms: float  # median
     rate: float  # tokens/s after the prefill: all tokens / all median times
     over_transformers: float
-    low: float  # 95 % bootstrap interval of over_transformers, over texts
+    low: float  # 95 % bootstrap interval of over_transformers, over repeats
     high: float
     over_plain: float
     micro: float | None  # committed per verify pass; None where there is no draft
@@ -56,6 +59,33 @@ def run_set(
     return [interleaved(p, arms, tokens, repeats) for p in track(prompts, transient=True)]
 
 
+def run_until(
+    sure: Callable[[Sequence[Runs]], bool],
+    prompts: Sequence[Sequence[int]],
+    arms: Mapping[str, Arm],
+    flags: Any,
+) -> list[Runs]:
+    """`run_set`, and again while the intervals decide nothing, for ``flags.seconds`` at most.
+
+    A repeat that something else on the machine disturbed is outvoted, never thrown out.
+    """
+    end = perf_counter() + flags.seconds
+    texts = run_set(prompts, arms, flags.tokens, flags.repeats)
+    while perf_counter() < end and not sure(texts):
+        more = run_set(prompts, arms, flags.tokens, 1)
+        texts = [
+            {arm: [*runs, *again[arm]] for arm, runs in text.items()}
+            for text, again in zip(texts, more, strict=True)
+        ]
+    return texts
+
+
+def narrow(texts: Sequence[Runs]) -> bool:
+    """Whether every arm's ratio over transformers is known to +-3 %."""
+    same = [compared(alike(texts, (PLAIN, arm, BASE)), arm, BASE) for arm in texts[0]]
+    return all(ratio.spread <= NARROW for ratio in same)
+
+
 def summarise(texts: Sequence[Runs]) -> list[Row]:
     """A row per arm."""
     return [_row(arm, texts) for arm in (texts[0] if texts else ())]
@@ -63,15 +93,8 @@ def summarise(texts: Sequence[Runs]) -> list[Row]:
 
 def _row(arm: str, texts: Sequence[Runs]) -> Row:
     same = alike(texts, (PLAIN, arm, BASE))
-    times = {name: [median(r.decode for r in t[name]) for t in same] for name in (arm, BASE, PLAIN)}
-
-    def ratio(indices: Sequence[int]) -> float:
-        ours = sum(times[arm][i] for i in indices)
-        return sum(times[BASE][i] for i in indices) / ours if ours else 0.0
-
-    everything = range(len(same))
-    low, high = record.bootstrap(len(same), ratio) if same else (0.0, 0.0)
-    seconds = sum(times[arm])
+    ratio = compared(same, arm, BASE)
+    seconds = sum(median(run.decode for run in text[arm]) for text in same)
     stats = [t[arm][0].stats for t in same]
     drafted = [s for s in stats if s is not None and s.drafted]
     rounds = sum(s.rounds for s in drafted)
@@ -81,10 +104,10 @@ def _row(arm: str, texts: Sequence[Runs]) -> Row:
         differ=len(texts) - len(same),
         prefill_ms=1e3 * median([r.prefill for t in texts for r in t[arm]] or [0.0]),
         rate=sum(len(t[arm][0].ids) - t[arm][0].first for t in same) / seconds if seconds else 0.0,
-        over_transformers=ratio(everything),
-        low=low,
-        high=high,
-        over_plain=sum(times[PLAIN]) / seconds if seconds else 0.0,
+        over_transformers=ratio.value,
+        low=ratio.low,
+        high=ratio.high,
+        over_plain=compared(same, arm, PLAIN).value,
         micro=sum(s.mean_committed * s.rounds for s in drafted) / rounds if rounds else None,
         macro=sum(s.mean_committed for s in drafted) / len(drafted) if drafted else None,
     )
@@ -128,11 +151,11 @@ def measure(engine: Engine, arms: Mapping[str, Arm], flags: Any) -> dict[str, li
     for arm in arms.values():
         arm(warm, min(32, flags.tokens))
     return {
-        name: run_set(
+        name: run_until(
+            lambda texts: narrow(split(texts)[0] or texts),
             [engine.encode(p.text) for p in sets.load(name, flags.prompts_per_set)],
             arms,
-            flags.tokens,
-            flags.repeats,
+            flags,
         )
         for name in flags.sets.split(",")
     }
@@ -142,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write JSON."""
     parser = record.parser(__doc__, tokens=96, prompts=6)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0, help=AGAIN)
     parser.add_argument("--blocks", default="2,3,4,6,8,auto")
     parser.add_argument("--sets", default=",".join(sets.HELD_OUT))
     flags = parser.parse_args(arguments)

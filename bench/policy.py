@@ -5,7 +5,7 @@
 One process, greedy, float32, arms interleaved as in bench.demo. Besides the prompt sets: text that
 repeats itself, random tokens, and random tokens under a draft whose every proposal is wrong, the
 worst there is. auto has to reach 95 % of the best fixed block everywhere, and must nowhere take
-more than 1.03 of plain decoding's time.
+more than 1.03 of plain decoding's time. With --seconds a group is repeated until that is decided.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import dflash
 from bench import record, sets
 from bench.arms import Arm, engine_arm
-from bench.demo import run_set, split
+from bench.demo import AGAIN, run_until, split
 from bench.table import markdown
 from dflash.bench.arms import PLAIN
 from dflash.bench.paired import Ratio, Runs, alike, ratio, seconds
@@ -149,28 +150,29 @@ def measure(engine: Engine, flags: Any) -> dict[str, list[Runs]]:
     noise = scrambled(engine, count)
     groups: dict[str, tuple[list[list[int]], Mapping[str, Arm]]] = {
         name: ([engine.encode(p.text) for p in sets.load(name, count)], arms)
-        for name in flags.sets.split(",")
+        for name in sets.HELD_OUT
     }
     groups[REPETITIVE] = (repetitive(engine, count), arms)
     groups[RANDOM], groups[CONTRARY] = (noise, arms), (noise, contrary)
     for arm in [*arms.values(), *contrary.values()]:
         arm(engine.encode(sets.load("mbpp", 1)[0].text), min(32, flags.tokens))
     return {
-        name: run_set(prompts, with_arms, flags.tokens, flags.repeats)
+        name: run_until(partial(_sure, name), prompts, with_arms, flags)
         for name, (prompts, with_arms) in groups.items()
+        if name in flags.groups.split(",")
     }
 
 
-def lines_of(results: Mapping[str, list[Runs]]) -> list[Line]:
-    """A line per group; of the prompt sets without the texts in circles, where any are left."""
-    lines = []
-    for name, texts in results.items():
-        if name in (REPETITIVE, RANDOM, CONTRARY):
-            lines.append(summarise(name, texts))
-            continue
-        good, circles = split(texts)
-        lines.append(summarise(name, good or texts, len(circles)))
-    return lines
+def line_of(name: str, texts: Sequence[Runs]) -> Line:
+    """The line of a group; of a prompt set without the texts in circles, where any are left."""
+    if name in (REPETITIVE, RANDOM, CONTRARY):
+        return summarise(name, texts)
+    good, circles = split(texts)
+    return summarise(name, good or texts, len(circles))
+
+
+def _sure(name: str, texts: Sequence[Runs]) -> bool:
+    return "unsure" not in line_of(name, texts).verdict
 
 
 def table_of(lines: Sequence[Line]) -> str:
@@ -198,14 +200,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = record.parser(__doc__, tokens=96, prompts=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--blocks", default="2,3,4,6,8")
-    parser.add_argument("--sets", default=",".join(sets.HELD_OUT))
+    everything = [*sets.HELD_OUT, REPETITIVE, RANDOM, CONTRARY]
+    parser.add_argument("--groups", default=",".join(everything), help="several with commas")
+    parser.add_argument("--seconds", type=float, default=0, help=AGAIN)
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     with dflash.load(
         flags.target, flags.draft, threads=flags.threads, dtype="float32", profile=False
     ) as engine:
         results = measure(engine, flags)
-    lines = lines_of(results)
+    lines = [line_of(name, texts) for name, texts in results.items()]
     print(table_of(lines))
     record.write(
         flags.out or Path("runs/bench-policy.json"),

@@ -26,7 +26,7 @@ from dflash.core.policy import State
 from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
 from dflash.core.stats import Recorder, Stats
-from dflash.core.types import Request, Step
+from dflash.core.types import Grammar, Request, Step
 from dflash.errors import EngineClosed
 from dflash.grammar import Grammars
 from dflash.opening import open_pair, pair_names
@@ -36,6 +36,7 @@ from dflash.reader import Reader
 from dflash.requests import make_request
 from dflash.results import Chunk, Generation, Piece, Source, joined
 from dflash.sessions import Lease, Sessions
+from dflash.thinking import budget
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -183,7 +184,9 @@ class Engine:
             raise EngineClosed("this engine is closed: load a new one")
 
     def _request(self, ids: list[int], config: GenerateConfig, sample: int = 0) -> Request:
-        grammar = self._grammars.start(config.constraint)
+        grammar: Grammar | None = self._grammars.start(config.constraint)
+        if config.thinking_budget is not None:
+            grammar = budget(self.pair, ids, config.thinking_budget)
         return make_request(self.pair, ids, config, sample, grammar)
 
     def _texts(

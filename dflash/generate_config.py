@@ -36,6 +36,8 @@ class GenerateConfig:
     ignore_eos      go on to max_tokens whatever the model says
     json_schema, regex, grammar  what the text must be: a schema (text or mapping), a regular
                     expression, or a grammar in EBNF with a rule named root; one of the three
+    thinking_budget tokens of reasoning (between <think> and </think>) at most; then the closing
+                    mark is the only choice. None = off
     logprobs        log-probability of each token, and of that many likeliest (True = 0, None = off)
     n               how many texts
     echo            the prompt's own text and ids come first
@@ -74,6 +76,7 @@ class GenerateConfig:
     json_schema: str | None = None
     regex: str | None = None
     grammar: str | None = None
+    thinking_budget: int | None = None
     logprobs: int | None = None
     n: int = 1
     echo: bool = False
@@ -109,6 +112,7 @@ class GenerateConfig:
         checks.at_least(0, "max_tokens", self.max_tokens, required=True)
         checks.at_least(0, "min_tokens", self.min_tokens, required=True)
         checks.at_least(0, "logprobs", self.logprobs)
+        checks.at_least(0, "thinking_budget", self.thinking_budget)
         checks.at_least(1, "n", self.n, required=True)
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
@@ -151,6 +155,10 @@ class GenerateConfig:
             if self.ignore_eos:
                 raise ConfigError(
                     f"a text held to a {name} ends where that does: leave out ignore_eos"
+                )
+            if self.thinking_budget is not None:
+                raise ConfigError(
+                    f"a text held to a {name} has no reasoning before it: leave out thinking_budget"
                 )
 
     def _check_block(self) -> None:
@@ -233,6 +241,7 @@ class GenerateOptions(TypedDict, total=False):
     json_schema: str | Mapping[str, Any] | None
     regex: str | None
     grammar: str | None
+    thinking_budget: int | None
     logprobs: int | bool | None
     n: int
     echo: bool

@@ -103,8 +103,16 @@ def test_options_have_the_documented_names() -> None:
         *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
         *("presence_penalty", "frequency_penalty", "no_repeat_ngram", "logit_bias", "bad_words"),
         *("min_tokens", "logits_processors", "seed", "stop", "stop_token_ids", "ignore_eos"),
-        *("json_schema", "regex", "grammar", "logprobs", "n", "echo", "block_size"),
-        *("draft_tokens", "strict_mode", "rule", "greedy_drafts", "draft_path", "draft_p_min"),
+        *("json_schema", "regex", "grammar", "thinking_budget", "logprobs", "n", "echo"),
+        *(
+            "block_size",
+            "draft_tokens",
+            "strict_mode",
+            "rule",
+            "greedy_drafts",
+            "draft_path",
+            "draft_p_min",
+        ),
         *("min_acceptance_rate", "reuse"),
     ]
 

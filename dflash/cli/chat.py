@@ -54,6 +54,7 @@ def chat(
     json_schema: t.JsonSchema = None,
     regex: t.Regex = None,
     grammar: t.Grammar = None,
+    thinking_budget: t.ThinkingBudget = None,
     seed: o.Seed = None,
     stop: o.Stop = None,
     system: o.System = None,

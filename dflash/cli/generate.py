@@ -64,6 +64,7 @@ def generate(
     json_schema: t.JsonSchema = None,
     regex: t.Regex = None,
     grammar: t.Grammar = None,
+    thinking_budget: t.ThinkingBudget = None,
     logprobs: t.Logprobs = None,
     n: t.Count = 1,
     seed: o.Seed = None,

@@ -48,6 +48,10 @@ Grammar = Annotated[
     str | None,
     _shape("--grammar", metavar="EBNF|FILE", help="Answer with text of this grammar's root rule."),
 ]
+ThinkingBudget = Annotated[
+    int | None,
+    _shape("--thinking-budget", metavar="N", help="Tokens of reasoning at most; then it is ended."),
+]
 Logprobs = Annotated[
     int | None,
     _shape("--logprobs", metavar="K", help="Report log-probabilities, of K alternatives too."),

@@ -62,6 +62,7 @@ def verify(
     json_schema: t.JsonSchema = None,
     regex: t.Regex = None,
     grammar: t.Grammar = None,
+    thinking_budget: t.ThinkingBudget = None,
     seed: o.Seed = None,
     ignore_eos: o.IgnoreEos = False,
     system: o.System = None,

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from dflash.prompt import render
 from dflash.serve.calls import FORCED, HERMES, Family, described, family_of, forced_schema, thinks
 from dflash.serve.errors import ApiError
-from dflash.serve.splitter import BEGIN, Splitter
+from dflash.serve.splitter import Splitter
+from dflash.thinking import BEGIN
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from dflash.core.text import overlap
 from dflash.serve.calls import Call, Family
-
-BEGIN, END = "<think>", "</think>"
+from dflash.thinking import BEGIN, END
 
 
 class Delta(NamedTuple):

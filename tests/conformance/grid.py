@@ -1,6 +1,6 @@
 """Many prompts through every block size and way of decoding, against one token at a time.
 
-    python -m tests.conformance.grid --prompts 500
+    python -m tests.conformance.grid --prompts 500 --backends torch,toy
 
 Runs the tiny pairs of the conformance suite with scripted drafts: right for a random number of
 tokens each round. Prints how many texts were compared and every difference; the exit status is 1 if
@@ -86,9 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, print, exit 1 on a difference."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prompts", type=int, default=500)
+    parser.add_argument("--backends", default=",".join(sorted(MAKERS)), help="several with commas")
     flags = parser.parse_args(arguments)
     failed = 0
-    for name, make in sorted(MAKERS.items()):
+    for name in flags.backends.split(","):
+        make = MAKERS[name]
         with tempfile.TemporaryDirectory() as folder:
             texts = list(compare(make(Path(folder), False), flags.prompts))
         wrong = [what for what, same in texts if not same]

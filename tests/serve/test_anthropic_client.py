@@ -111,6 +111,8 @@ def test_thinking_is_a_block_of_its_own() -> None:
         found = ask(client, max_tokens=64, thinking={"type": "enabled", "budget_tokens": 1024})
         assert [block.type for block in found.content] == ["thinking", "text"]
         assert (found.content[0].thinking, found.content[1].text) == ("hm", "Yes.")
+        short = ask(client, max_tokens=64, thinking={"type": "enabled", "budget_tokens": 2})
+        assert short.content[0].thinking == "h", "a line break and one letter, and it is ended"
         given = {"model": "toy", "messages": SAID, "max_tokens": 64}
         with client.messages.stream(**given, extra_body={"temperature": 0}) as stream:
             blocks = stream.get_final_message().content

@@ -62,6 +62,8 @@ async def count_tokens(body: CountRequest, server: Served) -> dict[str, int]:
 def _order(body: MessagesRequest, server: Server) -> Order:
     understood = _conversation(body).understood(server.engine.pair.tokenizer)
     more = {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
+    if body.thinking is not None:
+        more["thinking_budget"] = body.thinking.budget_tokens
     return Order(
         prompts=[understood.ids],
         options=body.chosen() | understood.held | without_none(more),

@@ -68,6 +68,7 @@ class Sampling(Wire):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
+    thinking_budget: int | None = Field(None, ge=0, description="Tokens of reasoning at most.")
     speculative: Speculative | None = None
     deadline: float | None = Field(None, gt=0, description="Seconds this request may take.")
 
@@ -88,6 +89,7 @@ class Sampling(Wire):
             "stop_token_ids": self.stop_token_ids,
             "ignore_eos": self.ignore_eos,
             "min_tokens": self.min_tokens,
+            "thinking_budget": self.thinking_budget,
         }
         return without_none(found)
 

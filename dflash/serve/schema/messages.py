@@ -81,7 +81,7 @@ class ToolChoice(Wire):
 
 
 class Thinking(Wire):
-    """Whether to reason first. The budget is a target in this API, and not enforced here."""
+    """Whether to reason first, and how many tokens of it at most."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1)
