@@ -10,7 +10,7 @@ import torch
 
 from dflash.backends.torch import fused
 from dflash.backends.torch.cache import make_cache
-from dflash.backends.torch.features import Taps
+from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.forward import FusedForward, ModelForward, make_forward
 from dflash.backends.torch.fused import FusedLayer
 from dflash.backends.torch.load import LoadedTarget, load_target, wrap_target
@@ -29,8 +29,7 @@ def logits(model: Any, taps: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.
     forward, cache, tapped = make_forward(model), make_cache(model.config, 64), Taps(model, taps)
     with torch.inference_mode():
         rows = [forward(part, cache, 0) for part in (PROMPT, PROMPT[:5], [4])]
-        with tapped.capture():
-            rows.append(forward([5, 6, 7, 8], cache, 0))
+        rows.append(forward([5, 6, 7, 8], cache, 0, tapped))
     return torch.cat(rows), tapped.take()
 
 
@@ -86,8 +85,8 @@ def test_other_families_keep_their_layers_and_say_why(kind: str, why: str, tmp_p
 def test_layers_that_would_compute_something_else_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = fused.rotate
-    monkeypatch.setattr(fused, "rotate", lambda x, turns: right(x, turns.conj()))
+    right = fused.rotate_
+    monkeypatch.setattr(fused, "rotate_", lambda x, n, turns: right(x, n, turns.conj()))
     model = tiny_target("llama")
     target = opened(model, tmp_path)
     assert target.fused.layers == 0 and "other logits" in target.fused.reason
@@ -102,3 +101,36 @@ def test_the_users_own_model_is_never_fused() -> None:
 
 def test_switched_off_with_packing(tmp_path: Path) -> None:
     assert opened(tiny_target("llama"), tmp_path, pack=False).fused.reason == "switched off"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_rows_of_any_number_behind_a_context_of_any_length(kind: str, tmp_path: Path) -> None:
+    """Few rows and many, without a past and with one, before and after the tables have grown."""
+    model = tiny_target(kind)
+    target = opened(model, tmp_path)
+    forward, cache = make_forward(target.model), make_cache(model.config, 640)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 500, (600,), generator=generator).tolist()
+    sizes, start, found = (40, 7, 40, 1, 420, 33, 32, 1, 17, 9), 0, []
+    for size in sizes:
+        with torch.inference_mode():
+            forward(ids[:3], cache, 0)  # a draft that is rejected leaves nothing behind
+            cache.rollback(start)
+            found.append(forward(ids[start : start + size], cache, 0))
+        start += size
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(torch.cat(found), expected, atol=1e-4, rtol=1e-3)
+
+
+def test_the_state_after_the_final_norm_can_be_tapped(tmp_path: Path) -> None:
+    model = tiny_target("llama")
+    target = opened(model, tmp_path)
+    found = []
+    for one in (target.model, model):
+        taps = Taps(one, (0, FINAL_NORM))
+        with torch.inference_mode():
+            make_forward(one)(PROMPT, make_cache(model.config, 64), 1, taps)
+        found.append(taps.take())
+    assert found[0] is not None and found[0].shape[0] == len(PROMPT)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)

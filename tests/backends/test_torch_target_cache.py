@@ -125,3 +125,17 @@ def test_layers_that_share_another_ones_keys_keep_none() -> None:
     cache = make_cache(config, 32)
     own = [layer for layer in cache.layers if isinstance(layer, PreallocatedLayer)]
     assert len(own) == 6 and cache.length == 0
+
+
+def test_one_write_of_both_is_the_same_as_two() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, two = PreallocatedLayer(16), PreallocatedLayer(16)
+    for count in (5, 1, 3):
+        rows = torch.randn(2, 2, count, 4, generator=generator)  # keys and values of two heads
+        shown = one.append(rows)
+        keys, values = two.update(rows[0][None], rows[1][None])
+        assert torch.equal(shown[0][None], keys) and torch.equal(shown[1][None], values)
+    one.grow(32)
+    two.length = one.length = 7
+    rows = torch.randn(2, 2, 20, 4, generator=generator)
+    assert torch.equal(one.append(rows)[:, :, :7], torch.stack((two.keys, two.values))[:, 0, :, :7])

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from dflash.backends.torch.sampling import Decision, greedy, log_probs, make_picker, settle
+from dflash.backends.torch.sampling import (
+    BROKEN,
+    EMPTY,
+    Decision,
+    greedy,
+    log_probs,
+    make_picker,
+    settle,
+)
 from dflash.core.accept import choose, distribution
 from dflash.core.types import Sampling
 from dflash.errors import ConfigError, WeightsError
@@ -102,3 +110,14 @@ def test_a_bad_row_counts_only_if_it_was_reached() -> None:
         settle(Decision(torch.tensor([4, -1])), [4])
     with pytest.raises(ConfigError, match="forbid all"):
         settle(Decision(torch.tensor([4, -2])), [4])
+
+
+def test_the_largest_is_the_first_of_any_width_and_damage_shows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for width in (1, 255, 256, 257, 1000):
+        logits = torch.randint(-3, 4, (6, width), generator=generator).float()  # many ties
+        expected = [row.index(max(row)) for row in logits.tolist()]
+        assert greedy(logits).tolist() == expected
+    logits = torch.randn(3, 700, generator=generator)
+    logits[0, 400], logits[1, 699], logits[2] = float("nan"), float("inf"), -torch.inf
+    assert greedy(logits).tolist() == [BROKEN, BROKEN, EMPTY]

@@ -56,6 +56,32 @@ def grouped_attention(
     return mixed.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
 
 
+def attend_rows(
+    query: Tensor,  # [n, nh, D]
+    key: Tensor,  # [1, nkv, T, D]
+    value: Tensor,
+    bias: Tensor | None,  # added to scores, see `places.Places.bias`
+    scaling: float,
+) -> Tensor:
+    """``[n, nh * D]``: the last n rows of one sequence over all of it, each up to itself."""
+    rows, heads, width = query.shape
+    groups = heads // key.shape[1]
+    if rows > MOST_ROWS:
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            key,
+            value,
+            attn_mask=bias,
+            is_causal=bias is None,
+            scale=scaling,
+            enable_gqa=groups > 1,
+        )
+        return mixed[0].transpose(0, 1).flatten(1)
+    stacked = query.view(rows, -1, groups, width).transpose(0, 1).flatten(1, 2)[None]
+    mixed = F.scaled_dot_product_attention(stacked, key, value, attn_mask=bias, scale=scaling)
+    return mixed[0].view(-1, rows, groups, width).transpose(0, 1).flatten(1)
+
+
 class _Last(threading.local):
     """The mask a thread stacked last: every layer of a pass comes with the same one."""
 

@@ -40,6 +40,7 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_croppable = True
     keys: Tensor
     values: Tensor
+    _both: Tensor  # [2, B, nkv, capacity, D]: keys and values, where they have one shape
 
     def __init__(self, capacity: int, window: int | None = None) -> None:
         """Room for ``capacity`` tokens; memory is taken at the first ``update``."""
@@ -51,10 +52,12 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate ``[B, nkv, capacity, D]`` for keys and values shaped like the first rows."""
-        self.keys, self.values = (
-            rows.new_empty((*rows.shape[:2], self.capacity, rows.shape[-1]))
-            for rows in (key_states, value_states)
-        )
+        shapes = [(*x.shape[:2], self.capacity, x.shape[-1]) for x in (key_states, value_states)]
+        if shapes[0] == shapes[1]:  # in one piece, so that `append` writes once
+            self._both = key_states.new_empty((2, *shapes[0]))
+            self.keys, self.values = self._both.unbind()
+        else:
+            self.keys, self.values = (key_states.new_empty(shape) for shape in shapes)
         self.device = key_states.device
         self.is_initialized = True
 
@@ -70,6 +73,20 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values[:, :, start:end] = value_states
         self.length = end
         return self.keys[:, :, first:end], self.values[:, :, first:end]
+
+    def append(self, rows: Tensor) -> Tensor:
+        """`update` in one write, for one sequence and no window: ``[2, nkv, n, D]``.
+
+        Returns a view of all keys and values, ``[2, nkv, T, D]``.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(*rows[:, None].unbind())
+        end = self.length + rows.shape[2]
+        assert end <= self.capacity, f"cache holds {self.capacity} tokens, {end} were written"
+        shown = self._both[:, 0, :, :end]
+        shown[:, :, self.length :] = rows
+        self.length = end
+        return shown
 
     def _first(self) -> int:
         """Oldest row visible to the next query."""
@@ -108,20 +125,15 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def _copy_to(self, twin: PreallocatedLayer) -> None:
         if self.is_initialized:
-            twin.lazy_initialization(self.keys, self.values)
-            for mine, theirs in ((self.keys, twin.keys), (self.values, twin.values)):
+            held, twin.length = (self.keys, self.values), self.length
+            twin.lazy_initialization(*held)
+            for mine, theirs in zip(held, (twin.keys, twin.values), strict=True):
                 theirs[:, :, : self.length] = mine[:, :, : self.length]
-            twin.length = self.length
 
     def grow(self, capacity: int) -> None:
         """Room for ``capacity`` tokens from now on; those held are copied."""
-        if self.is_initialized:
-            for name in ("keys", "values"):
-                held: Tensor = getattr(self, name)
-                rows = held.new_empty((*held.shape[:2], capacity, held.shape[-1]))
-                rows[:, :, : self.length] = held[:, :, : self.length]
-                setattr(self, name, rows)
         self.capacity = capacity
+        self._copy_to(self)
 
     def bytes(self) -> int:
         """Bytes allocated."""

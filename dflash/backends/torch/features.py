@@ -85,6 +85,10 @@ class Taps:
             for handle in handles:
                 handle.remove()
 
+    def put(self, layer: int, state: Tensor) -> None:
+        """Keep ``state [B, T, Ht]`` as the output of ``layer``, where layers run without hooks."""
+        self._states[layer] = state
+
     def states(self) -> list[Tensor]:
         """The tapped outputs of the last forward, ``[B, T, Ht]`` each, in list order."""
         states = [self._states[layer] for layer in self.layers]

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dflash.backends.torch.cache import PreallocatedCache
-from dflash.backends.torch.fused import FusedLayer
+from dflash.backends.torch.features import FINAL_NORM, Taps
+from dflash.backends.torch.fused import FusedLayer, rms_norm
+from dflash.backends.torch.places import Places
 
 
 class Forward(Protocol):
@@ -23,8 +27,17 @@ class Forward(Protocol):
 
     device: torch.device
 
-    def __call__(self, rows: Sequence[int] | Tensor, cache: PreallocatedCache, keep: int) -> Tensor:
-        """Logits ``[n, V]`` of the last ``keep`` of ``rows`` (0 = all); the cache grows by all."""
+    def __call__(
+        self,
+        rows: Sequence[int] | Tensor,
+        cache: PreallocatedCache,
+        keep: int,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """Logits ``[n, V]`` of the last ``keep`` of ``rows`` (0 = all); the cache grows by all.
+
+        ``taps`` then hold the states of all rows.
+        """
 
 
 def make_forward(model: Any) -> Forward:
@@ -49,7 +62,13 @@ class ModelForward:
         self._shares = bool(getattr(text, "num_kv_shared_layers", 0))
         self.device = model.get_input_embeddings().weight.device
 
-    def __call__(self, rows: Sequence[int] | Tensor, cache: PreallocatedCache, keep: int) -> Tensor:
+    def __call__(
+        self,
+        rows: Sequence[int] | Tensor,
+        cache: PreallocatedCache,
+        keep: int,
+        taps: Taps | None = None,
+    ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
         ids = torch.as_tensor(rows, device=self.device)[None]
         options: dict[str, Any] = {self._cache: cache, "use_cache": True}
@@ -59,7 +78,8 @@ class ModelForward:
             # layers that share keys (Gemma 4) leave rows out for a number, but not for places,
             # and a draft may tap any row of them
             options["logits_to_keep"] = torch.arange(ids.shape[1], device=self.device)[-keep:]
-        logits: Tensor = self._model(input_ids=ids, **options).logits[0]
+        with nullcontext() if taps is None else taps.capture():
+            logits: Tensor = self._model(input_ids=ids, **options).logits[0]
         cache.ran(ids.shape[1])
         return logits[-keep:] if keep else logits
 
@@ -70,32 +90,34 @@ class FusedForward:
     def __init__(self, model: Any) -> None:
         """``model`` has `FusedLayer` layers only."""
         decoder = model.get_decoder()
-        self._embed, self._layers = decoder.embed_tokens, list(decoder.layers)
-        self._turns, self._norm, self._head = decoder.rotary_emb, decoder.norm, model.lm_head
-        self.device = self._embed.weight.device
+        self._table, self._layers = decoder.embed_tokens.weight, list(decoder.layers)
+        self._head = model.lm_head
+        self._norm, self._eps = decoder.norm.weight, float(decoder.norm.variance_epsilon)
+        self._places: Places = decoder.rotary_emb.places(self._layers[0], self._table)
+        self.device = self._table.device
 
-    def __call__(self, rows: Sequence[int] | Tensor, cache: PreallocatedCache, keep: int) -> Tensor:
+    def __call__(
+        self,
+        rows: Sequence[int] | Tensor,
+        cache: PreallocatedCache,
+        keep: int,
+        taps: Taps | None = None,
+    ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
-        ids, start = torch.as_tensor(rows, device=self.device)[None], cache.length
-        x, end = self._embed(ids), start + ids.shape[1]
-        turns = self._turns(x, torch.arange(start, end, device=self.device)[None])
-        mask = causal_bias(start, end, x)
-        for layer in self._layers:
-            x = layer(x, mask, turns, cache=cache)
+        ids, start = torch.as_tensor(rows, device=self.device), cache.length
+        end, tapped = start + ids.shape[0], () if taps is None else taps.layers
+        turns, bias = self._places.turns(start, end), self._places.bias(start, end)
+        x = F.embedding(ids, self._table)
+        for index, (layer, held) in enumerate(zip(self._layers, cache.layers, strict=True)):
+            x = layer.rows(x, turns, bias, held)
+            if taps is not None and index in tapped:
+                taps.put(index, x[None])
         cache.ran(end - start)
-        logits: Tensor = self._head(self._norm(x[:, -keep:] if keep else x))[0]
+        if taps is not None and FINAL_NORM in tapped:
+            x = rms_norm(x, self._norm, self._eps)
+            taps.put(FINAL_NORM, x[None])
+            x = x[-keep:]
+        else:
+            x = rms_norm(x[-keep:], self._norm, self._eps)
+        logits: Tensor = self._head(x)
         return logits
-
-
-def causal_bias(start: int, end: int, like: Tensor) -> Tensor | None:
-    """What is added to scores of rows start .. end - 1 over keys 0 .. end - 1: [1, 1, n, end].
-
-    None where attention functions know by themselves: one row sees everything, and rows without a
-    past are causal.
-    """
-    rows = end - start
-    if rows == 1 or start == 0:
-        return None
-    bias = like.new_zeros(rows, end)
-    bias[:, start:] = like.new_full((rows, rows), -torch.inf).triu_(1)
-    return bias[None, None]

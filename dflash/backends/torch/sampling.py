@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from dflash.backends.torch.logprobs import unpack
 from dflash.core.logits import NOTHING_LEFT
@@ -29,6 +30,7 @@ Ids: TypeAlias = Tensor | Sequence[int]
 Picker: TypeAlias = Callable[[Tensor, int], Tensor]
 """``(logits [n, V], output position of the first row) -> ids [n]``, negative as `flags` says."""
 
+STRETCH = 256  # logits in which a maximum is looked for at a time
 BROKEN, EMPTY = -1, -2  # stand for a token where logits are not finite, or all forbidden
 
 
@@ -66,11 +68,24 @@ def make_picker(sampling: Sampling) -> Picker:
 
 def greedy(logits: Tensor) -> Tensor:
     """``[n, V] -> [n]``: argmax, lowest id on ties, negative as `flags` says."""
-    best, ids = logits.max(dim=-1)
+    best, ids = _largest(logits) if logits.device.type == "cpu" else logits.max(dim=-1)
     if logits.device.type == "mps":  # only there is the first of equal maxima not promised
         every = torch.arange(logits.shape[-1], device=logits.device)
         ids = torch.where(logits == best[:, None], every, logits.shape[-1]).amin(dim=-1)
     return flags(best, ids)
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """``[n, V]`` to the maxima [n] and the first place of each [n].
+
+    First the stretch, then the place in it: on a CPU a maximum alone is found 15 times as fast as
+    one with its place.
+    """
+    rows, size = logits.shape
+    stretches = F.pad(logits, (0, -size % STRETCH), value=-torch.inf).view(rows, -1, STRETCH)
+    best, which = stretches.amax(dim=-1).max(dim=-1)
+    found = stretches[torch.arange(rows), which].max(dim=-1).indices
+    return best, which * STRETCH + found
 
 
 def flags(best: Tensor, ids: Tensor) -> Tensor:

@@ -172,7 +172,6 @@ class TorchTargetSession:
 
     def _run(self, rows: Sequence[int] | Tensor, keep: int) -> tuple[Tensor, Tensor | None]:
         """One forward after the cached tokens: logits ``[n, V]`` and features ``[n, M*Ht]``."""
-        with torch.inference_mode(), guard("running the target"), self._taps.capture():
-            logits = self._forward(rows, self._cache, keep)
-        with torch.inference_mode():
+        with torch.inference_mode(), guard("running the target"):
+            logits = self._forward(rows, self._cache, keep, self._taps)
             return logits, self._taps.take()
