@@ -16,6 +16,7 @@
 #   make bench-demo      speed against transformers generate and plain decoding (minutes, quiet machine)
 #   make bench-policy    auto against every fixed block and plain decoding (minutes, quiet machine)
 #   make bench-ngram     drafting by look-up alone on prompts whose answer copies (minutes)
+#   make profile         where the time of a round goes, against what the machine can do
 #   make demo-draft      train the demo draft on this CPU (about an hour and a half)
 #   make gpu-demo-draft  the same recipe, longer, on a CUDA machine without network
 #   make parity          run the reference wheel in its own venv, hold this package to its results
@@ -38,7 +39,7 @@ endif
 
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: bench peers demo test test-all test-browser test-ray check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram demo-draft gpu-demo-draft parity
+.PHONY: bench peers demo test test-all test-browser test-ray check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram profile demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
@@ -97,6 +98,9 @@ bench-policy: $(READY)
 
 bench-ngram: $(READY)
 	$(PY) -m bench.ngram $(ARGS)
+
+profile: $(READY)
+	$(PY) -m bench.profile $(ARGS)
 
 demo-draft: $(READY)
 	$(PY) -m dflash.train.demo --device cpu --out runs/demo-draft $(ARGS)

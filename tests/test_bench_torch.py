@@ -11,10 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dflash  # noqa: E402 - after the check for torch
-from bench import demo, identical, walks  # noqa: E402 - after the check for torch
+from bench import demo, identical, profile, walks  # noqa: E402 - after the check for torch
 from bench.arms import plain_transformers, transformers_arm  # noqa: E402
 from bench.sets import Prompt  # noqa: E402
 from dflash.backends.torch.load import load_target  # noqa: E402
+from dflash.bench import roofline  # noqa: E402
 from tests.backends.tiny import (  # noqa: E402
     reference_generate,
     save_target,
@@ -81,6 +82,26 @@ def test_identity_runs_from_end_to_end(
         identical.main([*pair, *short, "--out", str(tmp_path / "identical.json")])
     assert ended.value.code == 0
     assert "0 real differences" in capsys.readouterr().out
+
+
+def test_the_map_of_a_round_covers_all_of_it(
+    pair: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for where, name in ((profile, "WIDE"), (roofline, "COPIED"), (roofline, "SIZE")):
+        monkeypatch.setattr(where, name, 256)
+    out = tmp_path / "profile.json"
+    profile.main([*pair, "--rounds", "4", "--tokens", "32", "--block-size", "4", "--out", str(out)])
+    found = json.loads(out.read_text())
+    parts = {(part["phase"], part["part"]): part for part in found["parts"]}
+    for part in (("verify", "head"), ("verify", "attention"), ("draft", "products")):
+        assert parts[part]["ms"] > 0
+    assert parts["verify", "head"]["bound_ms"] > 0
+    whole = sum(part["ms"] for part in found["parts"])
+    assert whole == pytest.approx(found["round_ms"]) and 0 < found["idle_share"] < 1
+    assert "no tensor kernel runs" in capsys.readouterr().out
 
 
 def test_walks_over_a_text_are_what_generation_accepts(
