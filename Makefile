@@ -5,6 +5,7 @@
 #   make test-all        the same with the tests that need the demo target (fetched once, cached)
 #   make test-browser    the page at / in a real browser (needs chromium)
 #   make test-ray        our engine on two replicas of Ray Serve (makes .venv-ray)
+#   make fuzz            made-up requests to a server, held to its OpenAPI document (two minutes)
 #   make check           formatting, lint, types, architecture
 #   make fix             format and mend what ruff can mend
 #   make docs            regenerate the generated pages
@@ -39,7 +40,7 @@ endif
 
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: bench peers demo test test-all test-browser test-ray check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram profile demo-draft gpu-demo-draft parity
+.PHONY: bench peers demo test test-all test-browser test-ray fuzz check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram profile demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
@@ -61,6 +62,14 @@ test-browser: $(READY)
 
 test-ray: $(READY)
 	$(ONE_THREAD) PY="$(PY)" bash constraints/ray.sh $(ARGS)
+
+fuzz: $(READY) .venv-fuzz/.installed
+	$(PY) -m bench.fuzz $(ARGS)
+
+.venv-fuzz/.installed:
+	$(PY) -m venv .venv-fuzz
+	.venv-fuzz/bin/python -m pip --disable-pip-version-check install -q schemathesis==4.32.5
+	@touch $@
 
 check: $(READY)
 	$(PY) -m ruff format --check .

@@ -130,6 +130,7 @@ THIRD_PARTY = {
 MAY_NAME_A_BACKEND = (
     *("dflash.backends", "dflash.train", "dflash.model", "dflash.cli.pull"),
     "dflash.bench.peers",  # other programs get the weights in the form they read
+    "dflash.cluster.sidecar",  # llama.cpp's server runs what our gguf backend runs
 )
 """Everybody else asks the registry, so that naming a backend never imports it."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from dflash.cluster import sidecar
 from dflash.cluster.plan import Method, Plan
 from dflash.config import NGRAM, NO_DRAFT, BlockSize, split_draft
 from dflash.doctor.static import Choice, Finding, TargetFacts, check_pair, insist
@@ -98,6 +99,8 @@ def target_facts(name: str) -> TargetFacts:
 def look(name: str, target: TargetFacts, choice: Choice) -> Draft:
     """What the draft ``name`` is, and all that is wrong with it beside ``target``."""
     if _local(name) and (seen := inspect(name)).format == "GGUF":
+        if seen.architecture == "dflash" and target.name.endswith(".gguf"):
+            sidecar.check(target.name, name)
         return _look_gguf(seen.facts, seen.architecture, target)
     config = _config(name)
     method = _method(kind_of(config), name)

@@ -87,7 +87,9 @@ async def _malformed(request: Request, problem: Any) -> JSONResponse:
 
 async def _not_here(request: Request, problem: Any) -> JSONResponse:
     message = f"{request.method} {request.url.path}: {problem.detail}"
-    return _reply(request, ApiError(problem.status_code, message))
+    reply = _reply(request, ApiError(problem.status_code, message))
+    reply.headers.update(problem.headers or {})  # which methods there are, say
+    return reply
 
 
 async def _failed(request: Request, problem: Any) -> JSONResponse:

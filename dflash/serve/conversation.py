@@ -7,7 +7,7 @@ arguments as objects), whichever API they came by.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from dflash.prompt import render
 from dflash.serve.calls import FORCED, HERMES, Family, described, family_of, forced_schema, thinks
 from dflash.serve.errors import ApiError
 from dflash.serve.splitter import Splitter
+from dflash.serve.strict import Strict
 from dflash.thinking import BEGIN
 
 
@@ -27,6 +28,7 @@ class Tools:
     choice: Literal["none", "auto", "required"] = "auto"
     named: str | None = None  # the one that must be called
     most_calls: int | None = None
+    strict: Collection[str] = ()  # names of those whose calls must fit their schema
 
     def __post_init__(self) -> None:
         """Raises ApiError for a choice that names nothing."""
@@ -63,7 +65,7 @@ class Conversation:
     tools: Tools = field(default_factory=Tools)
     variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
     held: Mapping[str, Any] = field(default_factory=dict)  # json_schema, regex or grammar
-    effort: str | None = None  # how much reasoning; "none" = none
+    effort: str | None = None  # how much reasoning; "none" = none, "on" = as the template has it
 
     def understood(self, tokenizer: Any) -> Understood:
         """Ids and reading. Raises ApiError or PromptError."""
@@ -89,6 +91,7 @@ class Conversation:
             family=self._family(template),
             offered=self.tools.offered,
             most_calls=self.tools.most_calls,
+            fits=Strict({name: self.tools.offered[name] for name in self.tools.strict}).fits,
         )
         return Understood(tokenizer.encode(text), held, split)
 
@@ -135,15 +138,18 @@ class Conversation:
     def _thinking(self, template: str) -> dict[str, Any]:
         if self.effort is None:
             return {}
-        if "reasoning_effort" in template and self.effort != "none":
+        graded, switch = "reasoning_effort" in template, "enable_thinking" in template
+        if graded and self.effort not in ("none", "on"):
             return {"reasoning_effort": self.effort}
-        if "enable_thinking" in template:
+        if switch:
             return {"enable_thinking": self.effort != "none"}
+        if self.effort == "on" and (graded or thinks(template)):
+            return {}
         if self.effort == "none" and not thinks(template):
             return {}
         raise ApiError(
             400,
-            f"reasoning effort {self.effort!r}: the target's chat template has no such switch",
+            f"reasoning {self.effort!r}: the target's chat template has no such switch",
             param="reasoning_effort",
         )
 

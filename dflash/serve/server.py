@@ -104,7 +104,7 @@ class Server:
         tokens = sum(len(prompt) for prompt in order.prompts if isinstance(prompt, list))
         reading = Reading(order.split, asked, order.options.get("n", 1), tokens)
         reply = Reply(self.worker, watch, reading)
-        seconds = min(order.seconds or self.config.most_seconds, self.config.most_seconds)
+        seconds = order.seconds or self.config.most_seconds
         job = Job(stream, reply.hear, time.monotonic() + seconds)
         self.worker.submit(job)
         reply.follow(job)
@@ -113,6 +113,9 @@ class Server:
     def _understand(self, make: Callable[[], Order]) -> tuple[Order, Asked, Iterator[Chunk]]:
         try:
             order = make()
+            if (order.seconds or 0) > self.config.most_seconds:
+                most = f"this server allows {self.config.most_seconds:g} s"
+                raise ApiError(400, f"deadline is {order.seconds:g}, and {most}", param="deadline")
             _check_held(order.options)
             if self.config.log_prompts:
                 self._log_prompts(order)

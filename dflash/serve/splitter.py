@@ -6,7 +6,7 @@ was none comes out again. Reasoning, content and calls joined are the text, mark
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from dflash.core.text import overlap
@@ -33,11 +33,14 @@ class Splitter:
         family: Family | None = None,
         offered: Mapping[str, Any] | None = None,
         most_calls: int | None = None,
+        fits: Callable[[Call], bool] = lambda _: True,
     ) -> None:
         """``think``: a leading <think> begins reasoning. ``inside``: the prompt has begun it.
 
-        ``family`` and ``offered`` (name -> schema): how calls are written, and of what.
+        ``family`` and ``offered`` (name -> schema): how calls are written, and of what; those
+        that do not ``fits`` are text.
         """
+        self._fits = fits
         self._family, self._offered, self._most_calls = family, offered or {}, most_calls
         self._calls = 0
         self._held = ""
@@ -138,7 +141,7 @@ class Splitter:
     def _called(self, body: str, whole: str) -> list[Delta]:
         assert self._family is not None, "calls have a family"
         calls = self._family.read(body.strip(), self._offered)
-        if calls is None:
+        if calls is None or not all(map(self._fits, calls)):
             return [Delta("content", whole)]
         if self._most_calls is not None:
             calls = calls[: max(0, self._most_calls - self._calls)]

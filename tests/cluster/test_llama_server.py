@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dflash
+from dflash.bench import counters
 from dflash.cluster import llama_server
 from dflash.cluster.pair import make_plan
+from dflash.errors import PairError, WeightsError
+from dflash.gguf_file import read_header
+from tests.backends.gguf_files import DFLASH2, edited, save_sidecar
 from tests.backends.tiny import tiny_target, tiny_tokenizer
 from tests.backends.tiny_gguf import write_gguf
 from tests.cluster.serving import free_port, post, serve
@@ -39,6 +45,52 @@ def test_it_serves_a_target_and_says_what_our_engine_says(target: Path) -> None:
     with dflash.load(str(target), draft="none", profile=False) as engine:
         expected = engine.generate(PROMPT, chat_template=False, max_tokens=12).text
     assert answers == [expected]
+
+
+@pytest.mark.parametrize("changes", [{}, DFLASH2], ids=["dflash", "dflash2"])
+def test_with_a_drafts_sidecar_the_text_stays_and_drafts_are_judged(
+    target: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The block's anchor is not counted there, and its own counters see the drafts."""
+    draft = save_sidecar(tmp_path / "draft.gguf", target, **changes)
+    options = {"port": free_port(), "extra": ("--ctx-size", "256")}
+    command = llama_server.render(make_plan(str(target), str(draft), 4, **options))
+    assert command.argv[command.argv.index("--spec-draft-n-max") + 1] == "3"
+    seen: dict[str, Any] = {}
+
+    def use(url: str) -> None:
+        asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        seen["reply"] = post(f"{url}/completions", asked)
+        with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics") as page:
+            seen["counters"] = counters.parse(page.read().decode())
+
+    serve(command, use)
+    with dflash.load(str(target), draft="none", profile=False) as engine:
+        expected = engine.generate(PROMPT, chat_template=False, max_tokens=12).text
+    assert seen["reply"]["choices"][0]["text"] == expected
+    told = counters.of_answer(seen["reply"], 12)
+    counted = seen["counters"]
+    assert told["drafted"] == counted.drafted > 0
+    assert counted.drafted <= 3 * counted.rounds
+    assert told["accepted"] == counted.accepted
+    assert told["rounds"] >= counted.rounds  # a last pass without room for a draft is one, too
+
+
+def test_files_that_llama_cpp_would_abort_at_start_nothing(target: Path, tmp_path: Path) -> None:
+    """It does not look before it computes, and ends the process."""
+    draft = str(save_sidecar(tmp_path / "draft.gguf", target))
+    tokens = list(read_header(target).metadata["tokenizer.ggml.tokens"])
+    tokens[7], tokens[8] = tokens[8], tokens[7]
+    shuffled = edited(target, tmp_path / "shuffled.gguf", {"tokenizer.ggml.tokens": tokens})
+    with pytest.raises(PairError, match="token 7 is"):
+        make_plan(str(shuffled), draft, 4)
+    gemma = tiny_target("gemma3")
+    closed = write_gguf(tmp_path / "closed.gguf", gemma, tiny_tokenizer(), arch="gemma3")
+    with pytest.raises(PairError, match="without --engine"):
+        make_plan(str(closed), draft, 4)
+    bad = edited(Path(draft), tmp_path / "bad.gguf", tensors={"blk.1.attn_q.weight": None})
+    with pytest.raises(WeightsError, match="attn_q"):
+        make_plan(str(target), str(bad), 4)
 
 
 def test_a_flag_that_the_wheels_server_does_not_know_is_its_error(target: Path) -> None:

@@ -53,7 +53,10 @@ def streamed(url: str, body: dict[str, Any]) -> str:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_two_replicas_say_what_the_library_says(pair: tuple[str, str]) -> None:
+def test_two_replicas_say_what_the_library_says(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # each line, to see which replica it is of
     plan = make_plan(*pair, 4, port=free_port(), data_parallel=2, served_name="tiny")
     command = ray.render(plan)
     seen: dict[str, Any] = {}

@@ -23,3 +23,26 @@ def test_errors_are_documented_as_they_come(client: TestClient) -> None:
     said = client.post("/v1/chat/completions", json={})
     assert said.status_code == 400
     assert set(said.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_streams_are_documented_as_they_come(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a"}
+    for path, needed in {
+        "/v1/completions": ("prompt",),
+        "/v1/chat/completions": ("messages",),
+        "/v1/responses": ("input",),
+        "/v1/messages": ("messages",),
+    }.items():
+        known = paths[path]["post"]["responses"]["200"]["content"]
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        fields = {name: body[name] for name in needed} | {limit: 4}
+        for stream in (False, True):
+            said = client.post(path, json={**fields, "stream": stream})
+            assert said.headers["content-type"].split(";")[0] in known
+
+
+def test_a_wrong_method_is_told_the_right_one(client: TestClient) -> None:
+    said = client.request("TRACE", "/v1/completions")
+    assert (said.status_code, said.headers["allow"]) == (405, "POST")
+    assert "TRACE" in said.json()["error"]["message"]

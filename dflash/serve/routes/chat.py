@@ -13,8 +13,10 @@ from sse_starlette import ServerSentEvent
 from dflash.serve import sse
 from dflash.serve.calls import Call
 from dflash.serve.conversation import Conversation, Tools
+from dflash.serve.errors import ApiError
 from dflash.serve.reply import Choice, Part, Reply
 from dflash.serve.routes.shared import (
+    STREAMED,
     Served,
     as_object,
     chat_logprobs,
@@ -31,7 +33,7 @@ from dflash.serve.splitter import Delta
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=STREAMED)
 async def chat_completions(body: ChatRequest, request: Request, server: Served) -> Response:
     """Continue a conversation."""
     body.check()
@@ -126,12 +128,15 @@ def _tools(body: ChatRequest) -> Tools:
         "auto" if isinstance(choice, NamedTool) else choice,
         named,
         1 if body.parallel_tool_calls is False else None,
+        [tool.function.name for tool in body.tools or () if tool.function.strict],
     )
 
 
 def _held(body: ChatRequest) -> dict[str, Any]:
     held = body.structured_outputs.held() if body.structured_outputs else {}
     form = body.response_format
+    if held and form is not None and form.type != "text":
+        raise ApiError(400, "response_format and structured_outputs say the same: give one of them")
     if form is not None and form.type == "json_object":
         held["json_schema"] = {"type": "object"}
     if form is not None and form.type == "json_schema":

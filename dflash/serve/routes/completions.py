@@ -14,7 +14,7 @@ from dflash.core.types import Logprob
 from dflash.serve import sse
 from dflash.serve.errors import ApiError
 from dflash.serve.reply import Choice, Part, Reply
-from dflash.serve.routes.shared import Served, check_model, new_id, origins, whole
+from dflash.serve.routes.shared import STREAMED, Served, check_model, new_id, origins, whole
 from dflash.serve.schema.common import StreamOptions, without_none
 from dflash.serve.schema.completions import DEFAULT_TOKENS, MOST_TEXTS, CompletionRequest
 from dflash.serve.server import Order, Server
@@ -22,7 +22,7 @@ from dflash.serve.server import Order, Server
 router = APIRouter()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=STREAMED)
 async def completions(body: CompletionRequest, request: Request, server: Served) -> Response:
     """Continue one text or several."""
     body.check()

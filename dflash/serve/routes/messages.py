@@ -14,9 +14,9 @@ from dflash.errors import PromptError
 from dflash.serve import sse
 from dflash.serve.calls import Call
 from dflash.serve.conversation import Conversation, Tools
-from dflash.serve.errors import as_api_error
+from dflash.serve.errors import ApiError, as_api_error
 from dflash.serve.reply import Choice, Reply
-from dflash.serve.routes.shared import Served, check_model, new_id, whole
+from dflash.serve.routes.shared import STREAMED, Served, check_model, new_id, whole
 from dflash.serve.schema.common import without_none
 from dflash.serve.schema.messages import CountRequest, MessagesRequest, Prompted, TextBlock, Turn
 from dflash.serve.server import Order, Server
@@ -25,7 +25,7 @@ from dflash.serve.splitter import Delta
 router = APIRouter()
 
 
-@router.post("/v1/messages")
+@router.post("/v1/messages", responses=STREAMED)
 async def messages(body: MessagesRequest, request: Request, server: Served) -> Response:
     """Continue a conversation."""
     body.check()
@@ -37,7 +37,7 @@ async def messages(body: MessagesRequest, request: Request, server: Served) -> R
     return JSONResponse(
         {
             **_head(server),
-            "content": list(_blocks(choice)),
+            "content": list(_blocks(choice, body.shows_thinking)),
             **_ending(choice, body, server),
             "usage": _usage(reply),
             "metrics": reply.metrics(),
@@ -62,7 +62,7 @@ async def count_tokens(body: CountRequest, server: Served) -> dict[str, int]:
 def _order(body: MessagesRequest, server: Server) -> Order:
     understood = _conversation(body).understood(server.engine.pair.tokenizer)
     more = {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
-    if body.thinking is not None:
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
         more["thinking_budget"] = body.thinking.budget_tokens
     return Order(
         prompts=[understood.ids],
@@ -77,9 +77,8 @@ def _conversation(body: Prompted) -> Conversation:
     turns = [turn for said in body.messages for turn in _turns(said)]
     if body.system:
         turns.insert(0, {"role": "system", "content": _text(body.system)})
-    effort = None
-    if body.thinking is not None and body.thinking.type != "adaptive":
-        effort = "none" if body.thinking.type == "disabled" else "high"
+    kind = None if body.thinking is None else body.thinking.type
+    effort = {"enabled": "on", "disabled": "none"}.get(kind or "")
     variables = body.chat_template_kwargs or {}
     return Conversation(turns, _tools(body), variables, effort=effort)
 
@@ -93,6 +92,7 @@ def _turns(said: Turn) -> Iterator[dict[str, Any]]:
     for block in said.content:
         if block.type == "tool_result":
             text = _text(block.content or "")
+            text = f"Error: {text}" if block.is_error else text
             yield {"role": "tool", "content": text, "tool_call_id": block.tool_use_id}
         elif block.type == "text":
             turn["content"] += block.text
@@ -116,13 +116,17 @@ def _tools(body: Prompted) -> Tools:
         for t in body.tools or ()
     ]
     choice = body.tool_choice
+    if choice is not None and (choice.type == "tool") != (choice.name is not None):
+        raise ApiError(400, "tool_choice has a name where its type is tool", param="tool_choice")
+    strict = [tool.name for tool in body.tools or () if tool.strict]
     if choice is None:
-        return Tools(functions)
+        return Tools(functions, strict=strict)
     return Tools(
         functions,
         {"any": "required", "none": "none"}.get(choice.type, "auto"),  # type: ignore[arg-type]
         choice.name if choice.type == "tool" else None,
         1 if choice.disable_parallel_tool_use else None,
+        strict,
     )
 
 
@@ -130,9 +134,9 @@ def _head(server: Server) -> dict[str, Any]:
     return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": server.name}
 
 
-def _blocks(choice: Choice) -> Iterator[dict[str, Any]]:
+def _blocks(choice: Choice, shown: bool) -> Iterator[dict[str, Any]]:
     if choice.reasoning:
-        yield {"type": "thinking", "thinking": choice.reasoning, "signature": ""}
+        yield {"type": "thinking", "thinking": choice.reasoning if shown else "", "signature": ""}
     if choice.content or not choice.calls:
         yield {"type": "text", "text": choice.content}
     for call in choice.calls:
@@ -173,6 +177,7 @@ class Stream:
         """Sends nothing yet."""
         self._body, self._server, self._reply = body, server, reply
         self._index, self._kind = -1, ""  # the block that is open
+        self._shown = body.shows_thinking
 
     async def frames(self) -> AsyncIterator[ServerSentEvent]:
         """From message_start to message_stop."""
@@ -205,6 +210,8 @@ class Stream:
             if thinking:
                 block = {"type": "thinking", "thinking": "", "signature": ""}
             yield self._begin(delta.kind, block)
+        if thinking and not self._shown:
+            return
         key = "thinking" if thinking else "text"
         yield self._add({"type": f"{key}_delta", key: delta.text})
 

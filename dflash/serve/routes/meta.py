@@ -36,7 +36,7 @@ async def health(server: Served) -> dict[str, Any]:
     }
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get("/metrics", response_model=None, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(server: Served) -> PlainTextResponse:
     """What was done since the start, for Prometheus."""
     return PlainTextResponse(server.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -16,7 +16,7 @@ from dflash.serve.conversation import Conversation, Tools
 from dflash.serve.errors import ApiError
 from dflash.serve.reply import Choice, Reply
 from dflash.serve.routes.items import Items
-from dflash.serve.routes.shared import Served, as_object, check_model, new_id, whole
+from dflash.serve.routes.shared import STREAMED, Served, as_object, check_model, new_id, whole
 from dflash.serve.schema.common import without_none
 from dflash.serve.schema.responses import ContentPart, Item, NamedChoice, ResponsesRequest
 from dflash.serve.server import Order, Server
@@ -24,7 +24,7 @@ from dflash.serve.server import Order, Server
 router = APIRouter()
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=STREAMED)
 async def responses(body: ResponsesRequest, request: Request, server: Served) -> Response:
     """Continue a conversation, which the request carries whole."""
     body.check()
@@ -112,9 +112,10 @@ def _tools(body: ResponsesRequest) -> Tools:
     functions = [tool.model_dump(include=shown, exclude_none=True) for tool in body.tools or ()]
     choice = body.tool_choice or "auto"
     most = 1 if body.parallel_tool_calls is False else None
+    strict = [tool.name for tool in body.tools or () if tool.strict]
     if isinstance(choice, NamedChoice):
-        return Tools(functions, "auto", choice.name, most)
-    return Tools(functions, choice, None, most)
+        return Tools(functions, "auto", choice.name, most, strict)
+    return Tools(functions, choice, None, most, strict)
 
 
 def _held(body: ResponsesRequest) -> dict[str, Any]:

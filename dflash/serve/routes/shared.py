@@ -16,6 +16,10 @@ from dflash.serve.reply import Choice, Part, Reply
 from dflash.serve.server import Server
 from dflash.serve.spelling import Spelling
 
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/event-stream": {}}}
+}
+"""What the document says of replies that may be streamed."""
 GONE = 499  # nobody is left to read it
 
 

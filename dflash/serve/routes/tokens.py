@@ -45,6 +45,10 @@ async def detokenize(body: DetokenizeRequest, server: Served) -> dict[str, str]:
 def _ids(body: TokenizeRequest, server: Server) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt or messages, one of the two", param="prompt")
+    if body.messages is None and (body.tools or body.chat_template_kwargs):
+        raise ApiError(400, "tools and chat_template_kwargs are for messages", param="prompt")
+    if body.messages is not None and body.add_special_tokens:
+        raise ApiError(400, "add_special_tokens is for a prompt", param="add_special_tokens")
     tokenizer = server.engine.pair.tokenizer
     try:
         if body.messages is not None:
@@ -54,7 +58,7 @@ def _ids(body: TokenizeRequest, server: Server) -> list[int]:
             return Conversation(messages, tools, variables).understood(tokenizer).ids
         if not body.prompt:
             return []
-        if not body.add_special_tokens:
+        if body.add_special_tokens is False:
             return list(tokenizer.encode(body.prompt))
         return server.engine.encode(body.prompt, chat_template=False)
     except PromptError as problem:

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dflash.serve.config import MOST_LOGPROBS
+from dflash.serve.errors import ApiError
 from dflash.serve.schema.common import (
     Sampling,
     Several,
     StreamOptions,
     StructuredOutputs,
     Wire,
+    only_with,
     unsupported,
 )
 
@@ -139,7 +141,12 @@ class ChatRequest(Sampling, Several):
     modalities: list[str] | None = None
 
     def check(self) -> None:
-        """Refuse what the API has and this server has not. Raises ApiError."""
+        """Refuse what the API has and this server has not, and contradictions. Raises ApiError."""
+        only_with("stream_options", self.stream_options, "stream", self.stream)
+        only_with("top_logprobs", self.top_logprobs, "logprobs", self.logprobs)
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of the two")
         unsupported("store", self.store, (False,))
         unsupported("service_tier", self.service_tier, ("auto", "default"))
         unsupported("modalities", self.modalities, (["text"],))

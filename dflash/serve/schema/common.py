@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dflash.checks import LARGEST
 from dflash.serve.config import MOST_CHOICES
 from dflash.serve.errors import ApiError
 
@@ -50,6 +51,9 @@ class Speculative(Wire):
     )
 
 
+Token = Annotated[int, Field(ge=0)]
+
+
 class Sampling(Wire):
     """How tokens are chosen; the fields every completion API here has."""
 
@@ -58,14 +62,14 @@ class Sampling(Wire):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, description="0 or -1: off.")
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=1 / LARGEST, le=LARGEST)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     no_repeat_ngram: int | None = Field(None, ge=0)
     logit_bias: dict[str, float] | None = None
-    bad_words: list[list[int]] | None = Field(None, description="Sequences of token ids.")
+    bad_words: list[list[Token]] | None = Field(None, description="Sequences of token ids.")
     seed: int | None = Field(None, ge=0, lt=2**63)
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Token] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     thinking_budget: int | None = Field(None, ge=0, description="Tokens of reasoning at most.")
@@ -148,6 +152,12 @@ def _literally(text: str) -> str:
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` without those that were not given."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def only_with(param: str, value: Any, other: str, there: Any) -> None:
+    """Refuse a field that says nothing unless ``other`` is asked for. Raises ApiError."""
+    if value and not there:
+        raise ApiError(400, f"{param} says nothing without {other}: send both", param=param)
 
 
 def unsupported(param: str, value: Any, harmless: tuple[Any, ...] = ()) -> None:

@@ -12,6 +12,8 @@ from dflash.serve.schema.common import (
     Several,
     StreamOptions,
     StructuredOutputs,
+    Token,
+    only_with,
     unsupported,
 )
 
@@ -22,7 +24,7 @@ MOST_TEXTS = 8 * MOST_CHOICES  # prompts x n
 class CompletionRequest(Sampling, Several):
     """Text, or token ids, to be continued as they stand."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[Token] | list[str] | list[list[Token]]
     max_tokens: int | None = Field(None, ge=0, description="Default 16, as the API has it.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -33,7 +35,8 @@ class CompletionRequest(Sampling, Several):
     best_of: int | None = None
 
     def check(self) -> None:
-        """Refuse what the API has and this server has not. Raises ApiError."""
+        """Refuse what the API has and this server has not, and contradictions. Raises ApiError."""
+        only_with("stream_options", self.stream_options, "stream", self.stream)
         unsupported("suffix", self.suffix, ("",))
         unsupported("best_of", self.best_of, (1, self.n or 1))
 

@@ -31,6 +31,12 @@ class ThinkingBlock(Wire):
     signature: str | None = None
 
 
+class Caller(Wire):
+    """Who made a call: the model itself."""
+
+    type: Literal["direct"]
+
+
 class ToolUseBlock(Cached):
     """A call the model made."""
 
@@ -38,7 +44,7 @@ class ToolUseBlock(Cached):
     id: str
     name: str
     input: dict[str, Any]
-    caller: dict[str, Any] | None = None
+    caller: Caller | None = None
 
 
 class ToolResultBlock(Cached):
@@ -85,7 +91,9 @@ class Thinking(Wire):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1)
-    display: str | None = None
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="Omitted: empty blocks. Nothing is summarized: the whole is sent."
+    )
 
 
 class Prompted(Wire):
@@ -114,6 +122,13 @@ class MessagesRequest(Prompted, Sampling):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
 
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether the reasoning itself is sent."""
+        return self.thinking is None or self.thinking.display != "omitted"
+
     def check(self) -> None:
         """Refuse what the API has and this server has not. Raises ApiError."""
+        if self.thinking is not None and self.thinking.type != "enabled":
+            unsupported("thinking.budget_tokens", self.thinking.budget_tokens)
         unsupported("service_tier", self.service_tier, ("auto", "standard_only"))

@@ -152,5 +152,8 @@ class ResponsesRequest(Sampling):
         unsupported("service_tier", self.service_tier, ("auto", "default"))
         if self.text is not None:
             unsupported("text.verbosity", self.text.verbosity, ("medium",))
+            form = self.text.format
+            if form is not None and form.type != "json_schema":
+                unsupported("text.format.schema", form.schema_)
         if self.reasoning is not None:
             unsupported("reasoning.summary", self.reasoning.summary)

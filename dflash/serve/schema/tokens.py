@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from dflash.serve.schema.chat import Message, Tool
-from dflash.serve.schema.common import Wire
+from dflash.serve.schema.common import Token, Wire
 
 
 class TokenizeRequest(Wire):
@@ -18,7 +18,9 @@ class TokenizeRequest(Wire):
     messages: list[Message] | None = Field(None, min_length=1)
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool = Field(True, description="Begin-of-text before a prompt.")
+    add_special_tokens: bool | None = Field(
+        None, description="Begin-of-text before a prompt, unless false; templates bring their own."
+    )
     return_token_strs: bool = False
 
 
@@ -26,4 +28,4 @@ class DetokenizeRequest(Wire):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[Token]

@@ -1,0 +1,107 @@
+"""A field is honoured or refused, also where it says nothing beside the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.serve.conftest import Serving, chat, saying
+
+CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
+SAID = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "words"),
+    [
+        (CHAT, chat(stream_options={"include_usage": True}), "stream_options"),
+        (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        (CHAT, chat(top_logprobs=2), "top_logprobs"),
+        (CHAT, chat(max_completion_tokens=9), "max_completion_tokens"),
+        (CHAT, chat(response_format=FORM, structured_outputs={"json": SCHEMA}), "give one"),
+        (CHAT, chat(deadline=1e9), "deadline"),
+        (MESSAGES, chat(tool_choice={"type": "tool"}), "tool_choice"),
+        (MESSAGES, chat(tool_choice={"type": "auto", "name": "count"}), "tool_choice"),
+        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "for messages"),
+        ("/tokenize", {**SAID, "add_special_tokens": True}, "add_special_tokens"),
+        (
+            "/v1/responses",
+            {"input": "a", "text": {"format": {"type": "text", "schema": SCHEMA}}},
+            "text.format.schema",
+        ),
+    ],
+)
+def test_what_says_nothing_beside_the_others_is_refused(
+    serving: Serving, route: str, fields: dict[str, Any], words: str
+) -> None:
+    said = serving().post(route, json=fields)
+    assert said.status_code == 400
+    assert words in said.json()["error"]["message"]
+
+
+def test_the_same_fields_are_taken_where_they_say_something(serving: Serving) -> None:
+    client = serving()
+    for fields in (
+        chat(stream=True, stream_options={"include_usage": True}),
+        chat(logprobs=True, top_logprobs=2),
+        chat(max_completion_tokens=24),
+        chat(deadline=5),
+    ):
+        assert client.post(CHAT, json=fields).status_code == 200
+    assert client.post("/tokenize", json={**SAID, "add_special_tokens": False}).status_code == 200
+
+
+@pytest.mark.parametrize("route", [CHAT, "/v1/responses", MESSAGES])
+@pytest.mark.parametrize(("given", "fits"), [('{"a": 1}', True), ('{"a": "one"}', False)])
+def test_a_call_of_a_strict_function_fits_its_schema_or_is_none(
+    serving: Serving, route: str, given: str, fits: bool
+) -> None:
+    text = f'<tool_call>{{"name": "count", "arguments": {given}}}</tool_call>'
+    client = serving(saying(text, "tools <tool_call>"))
+    for strict in (True, False):
+        tool: Any = {**TOOL["function"], "strict": strict}  # type: ignore[dict-item]
+        if route == CHAT:
+            body = chat(max_tokens=200, tools=[{"type": "function", "function": tool}])
+        elif route == MESSAGES:
+            tool["input_schema"] = tool.pop("parameters")
+            body = chat(max_tokens=200, tools=[tool])
+        else:
+            body = {"input": "hi", "temperature": 0, "tools": [{"type": "function", **tool}]}
+        said = client.post(route, json=body)
+        assert said.status_code == 200, said.text
+        called = any(mark in said.text for mark in ('"call_', '"toolu_'))
+        assert called == (fits or not strict)
+
+
+def test_properties_of_a_strict_call_come_in_any_order(serving: Serving) -> None:
+    schema = {**SCHEMA, "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+    text = '<tool_call>{"name": "count", "arguments": {"b": "x", "a": 1}}</tool_call>'
+    function = {"name": "count", "parameters": schema, "strict": True}
+    body = chat(max_tokens=200, tools=[{"type": "function", "function": function}])
+    client = serving(saying(text, "tools <tool_call>"))
+    assert client.post(CHAT, json=body).json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_strict_function_without_a_usable_schema_is_refused(serving: Serving) -> None:
+    function = {"name": "count", "parameters": {"type": "nonsense"}, "strict": True}
+    body = chat(tools=[{"type": "function", "function": function}])
+    said = serving().post(CHAT, json=body)
+    assert said.status_code == 400 and "count" in said.json()["error"]["message"]
+
+
+def test_a_failed_tool_is_told_to_the_model(serving: Serving) -> None:
+    client = serving(saying("Yes.", "tools <tool_call>"))
+    call = {"type": "tool_use", "id": "t", "name": "count", "input": {"a": 1}}
+
+    def tokens(**more: Any) -> int:
+        result = {"type": "tool_result", "tool_use_id": "t", "content": "no", **more}
+        turns = [*SAID["messages"], {"role": "assistant", "content": [call]}]
+        turns.append({"role": "user", "content": [result]})  # type: ignore[dict-item]
+        said = client.post(f"{MESSAGES}/count_tokens", json={"messages": turns})
+        return int(said.json()["input_tokens"])
+
+    assert tokens(is_error=True) == tokens() + len("Error: ")
