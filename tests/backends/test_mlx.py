@@ -131,12 +131,11 @@ def test_a_hybrid_resumes_where_its_state_is_known() -> None:
             assert tokens_of(found) == said.run(request)[0]
 
 
-def save(family: Any, folder: Path) -> Path:
-    """A tiny target's folder, with what mlx-lm asks for in it."""
+def save(family: Any, folder: Path, **keys: Any) -> Path:
+    """A tiny target's folder as transformers writes it, with ``keys`` in its config."""
     save_target(tiny_target(family), tiny_tokenizer(), folder)
-    if family == "gemma3":  # mlx-lm counts layers where transformers lists their types
-        keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        (folder / "config.json").write_text(json.dumps({**keys, "sliding_window_pattern": 2}))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **keys}), encoding="utf-8")
     return folder
 
 
@@ -180,6 +179,39 @@ def test_greedy_ids_are_those_of_mlx_lm_and_of_torch(tmp_path: Path, family: str
 
         steps = generate_step(mx.array(PROMPT), pair.target.model, max_tokens=32)
         assert [int(token) for token, _ in steps] == wanted
+
+
+ROPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "another base": ("llama", {"rope_type": "default", "rope_theta": 300.0}),
+    "a stretched one": (
+        "llama",
+        {
+            **{"rope_type": "llama3", "rope_theta": 700.0, "factor": 8.0},
+            **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "one a layer type": (
+        "gemma3",
+        {
+            "full_attention": {"rope_type": "linear", "rope_theta": 4000.0, "factor": 2.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("ropes", ROPES)
+def test_positions_turn_as_on_torch_where_only_transformers_5_names_them(
+    tmp_path: Path, ropes: str
+) -> None:
+    family, parameters = ROPES[ropes]
+    folder = str(save(family, tmp_path, rope_parameters=parameters))
+    theirs = open_torch(LoadConfig(folder, device="cpu", dtype="float32"))
+    ours = open_pair(LoadConfig(folder, backend="mlx", dtype="float32"))
+    prompt = [7 * place % 200 for place in range(60)]
+    found = [PROBES.load(pair.backend)(pair).logits(prompt) for pair in (theirs, ours)]
+    np.testing.assert_allclose(found[1], found[0], atol=2e-4)
 
 
 @pytest.mark.parametrize("oddity", [*ODDITIES, "dflash2"])

@@ -6,7 +6,7 @@ by what they have. Nothing of mlx-lm is replaced: not a class, not a function, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from dflash.checkpoint import read_config
 from dflash.errors import CheckpointError
 
 LOAD_ERRORS = (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, AttributeError)
@@ -26,11 +27,55 @@ def load(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
     import mlx_lm
 
     try:
-        found = mlx_lm.load(str(folder), tokenizer_config={"trust_remote_code": trust_remote_code})
+        found = mlx_lm.load(
+            str(folder),
+            tokenizer_config={"trust_remote_code": trust_remote_code},
+            model_config=older_names(read_config(folder)),
+        )
     except LOAD_ERRORS as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"mlx-lm cannot load {folder}: {first}") from error
     return found[0], found[1]
+
+
+def older_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers 5 writes into a config under new names, under the ones it had before.
+
+    Most model files of mlx-lm know those alone and take a default of their own where they find
+    none: the text is then almost right. Only what is not there already, as an update.
+    """
+    found = {**_rotation(config.get("rope_parameters")), **_pattern(config.get("layer_types"))}
+    found = {name: value for name, value in found.items() if config.get(name) is None}
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and (inner := older_names(text)):
+        found["text_config"] = {**text, **inner}
+    return found
+
+
+def _rotation(ropes: Any) -> dict[str, Any]:
+    if not isinstance(ropes, Mapping):
+        return {}
+    found: dict[str, Any] = {}
+    local, whole = ropes.get("sliding_attention"), ropes.get("full_attention", ropes)
+    if isinstance(local, Mapping) and "rope_theta" in local:
+        found["rope_local_base_freq"] = local["rope_theta"]
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if name in whole:
+            found[name] = whole[name]
+    kind = whole.get("rope_type", whole.get("type"))
+    if kind not in (None, "default"):
+        found["rope_scaling"] = {**whole, "type": kind, "rope_type": kind}
+    return found
+
+
+def _pattern(types: Any) -> dict[str, int]:
+    """Every n-th layer sees everything, where that is how the layers' types repeat."""
+    full = "full_attention"
+    if not isinstance(types, list) or full not in types or len(set(types)) == 1:
+        return {}
+    step = types.index(full) + 1
+    regular = all((kind == full) == (place % step == 0) for place, kind in enumerate(types, 1))
+    return {"sliding_window_pattern": step} if regular else {}
 
 
 def stack_of(model: Any) -> Any:
