@@ -20,6 +20,7 @@ from dflash.core.noise import Stream
 from dflash.core.types import Logprob, Request
 
 Rows = NDArray[np.floating]
+CONFIDENT = 10  # likeliest tokens among which a draft's confidence is measured, as llama.cpp does
 
 
 class Ruling(NamedTuple):

@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten
 from dflash import opening
 from dflash.backends.mlx import open_pair, target
 from dflash.backends.mlx.cache import Caches, SlidingCache
+from dflash.backends.mlx.dflash_session import DFlashSession
 from dflash.backends.mlx.draft_run import RUNNER as MLX_RUNNER
 from dflash.backends.mlx.lm import tapped
 from dflash.backends.mlx.target import MlxTargetSession
@@ -31,6 +32,7 @@ from dflash.core.types import Proposal, Request, Sampling, Step
 from dflash.engine import Engine
 from dflash.registry import PROBES
 from tests.backends.drafts import ODDITIES, save_draft, tiny_draft, tiny_draft2
+from tests.backends.eagle_drafts import save_eagle
 from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
 from tests.conformance.backends import Plain
 from tests.core.toys import ticks, tokens_of
@@ -144,6 +146,11 @@ def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save("gemma3", tmp_path_factory.mktemp("gemma3"))
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("llama", tmp_path_factory.mktemp("llama"))
+
+
 def test_a_sliding_target_goes_back_past_its_window(sliding: Path) -> None:
     pair = open_pair(LoadConfig(str(sliding), backend="mlx", dtype="float32"))
     said, request = plain(pair.target.model), Request(PROMPT, 60)
@@ -227,15 +234,49 @@ def test_a_draft_says_on_mlx_what_it_says_on_torch(tmp_path: Path, oddity: str) 
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
-@pytest.mark.parametrize("make, window", [(tiny_draft, None), (tiny_draft, 5), (tiny_draft2, None)])
+def dflash(folder: Path) -> Path:
+    return save_draft(tiny_draft(3), folder)
+
+
+def dflash2(folder: Path) -> Path:
+    return save_draft(tiny_draft2(3), folder)
+
+
+def eagle_sliding(folder: Path) -> Path:
+    return save_eagle(folder, layer_types=["sliding_attention"], sliding_window=8)
+
+
+def eagle_of_another_make(folder: Path) -> Path:
+    options = {"norm_before_residual": True, "fc_norm": True, "norm_output": True}
+    return save_eagle(folder, num_hidden_layers=2, **options)
+
+
+DRAFTED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "dflash": (dflash, {}, {}),
+    "dflash, a short window": (dflash, {"draft_sliding_window_size": 5}, {}),
+    "dflash, when sure": (dflash, {}, {"draft_p_min": 0.3}),
+    "dflash, sampled when sure": (dflash, {}, {"draft_p_min": 0.15, "temperature": 0.7, "seed": 3}),
+    "dflash2": (dflash2, {}, {}),
+    "dflash2, when sure": (dflash2, {}, {"draft_p_min": 0.6}),
+    "dflash2, the best path": (dflash2, {}, {"draft_path": "best"}),
+    "eagle3": (save_eagle, {}, {}),
+    "eagle3, sampled": (save_eagle, {}, {"temperature": 0.7, "seed": 3}),
+    "eagle3, when sure": (save_eagle, {}, {"draft_p_min": 0.4}),
+    "eagle3, a window": (eagle_sliding, {}, {}),
+    "eagle3, other norms": (eagle_of_another_make, {}, {}),
+}
+
+
+@pytest.mark.parametrize("case", DRAFTED)
 def test_drafted_tokens_are_those_of_torch_round_by_round(
-    tmp_path: Path, make: Any, window: int | None
+    tmp_path: Path, llama: Path, case: str
 ) -> None:
-    target_ = str(save_target(tiny_target("llama"), tiny_tokenizer(), tmp_path / "target"))
-    draft = str(save_draft(make(3), tmp_path / "draft"))
-    load = LoadConfig(target_, draft, dtype="float32", draft_sliding_window_size=window)
-    found = []
-    for pair in (open_torch(load), open_pair(load)):
+    save_it, load, sampling = DRAFTED[case]
+    draft = str(save_it(tmp_path / "draft"))
+    config = LoadConfig(str(llama), draft, dtype="float32", **load)
+    request = Request(PROMPT, 24, sampling=Sampling(**sampling))
+    found, said = [], []
+    for pair in (open_torch(config), open_pair(config)):
         sessions, drafted = (pair.open_target(128), pair.open_drafts(128)), []
         propose = sessions[1][0].propose
 
@@ -245,10 +286,40 @@ def test_drafted_tokens_are_those_of_torch_round_by_round(
             return proposal
 
         sessions[1][0].propose = keep  # type: ignore[method-assign]
-        list(decode(Request(PROMPT, 24), sessions[0], sessions[1], Fixed(6), ticks()))
+        said.append(tokens_of(list(decode(request, *sessions, Fixed(6), ticks()))))
         found.append(drafted)
     assert found[0] == found[1]
+    assert said[0] == said[1]
     assert len(found[0]) > 3
+    if "draft_p_min" in sampling:
+        assert 1 < len(set(map(len, found[0])))
+
+
+@pytest.mark.parametrize("save_it", [dflash, dflash2, save_eagle, eagle_sliding])
+def test_a_draft_that_knows_the_text_is_kept_whole(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, save_it: Any
+) -> None:
+    load = LoadConfig(str(llama), str(save_it(tmp_path / "draft")), dtype="float32")
+    pair, logits = open_pair(load), DFlashSession._logits
+    for seed in (None, 5):
+        sampling = Sampling() if seed is None else Sampling(0.9, seed=seed)
+        request = Request(PROMPT, 25, sampling=sampling)
+        text = [*PROMPT, *plain(pair.target.model).run(request)[0]]
+
+        def knowing(self: Any, hidden: Any, text: list[int] = text) -> Any:
+            rows, cache = logits(self, hidden), self._caches[0]
+            first = cache.first + cache.count + 1  # place of what the first row says
+            for row, token in enumerate(text[first:][: rows.shape[0]]):
+                rows[row, token] = 1e4
+            return rows
+
+        monkeypatch.setattr(DFlashSession, "_logits", knowing)
+        for size in (2, 5, 7):
+            sessions = pair.open_target(64), pair.open_drafts(64)
+            steps = list(decode(request, *sessions, Fixed(size), ticks()))
+            assert [*PROMPT, *tokens_of(steps)] == text
+            assert all(step.accepted == step.rows for step in steps[1:])
+            assert len(steps) == 1 + -(-24 // size)
 
 
 def test_two_models_with_other_taps_live_side_by_side() -> None:

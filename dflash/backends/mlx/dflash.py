@@ -24,6 +24,8 @@ ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
 KeyValue: TypeAlias = tuple[Any, Any]
 """Each [1, nkv, T, D], keys already normed and rotated."""
 CosSin: TypeAlias = tuple[Any, Any]
+Context: TypeAlias = KeyValue | Callable[[Any, Any], KeyValue] | None
+"""A layer's context rows, or a cache that puts rows behind its own; None = there are none."""
 
 
 class Rotary:
@@ -62,15 +64,16 @@ class Rotary:
 class Attention(nn.Module):
     """Grouped-query attention of block rows over context and block."""
 
-    def __init__(self, spec: DraftSpec) -> None:
+    def __init__(self, spec: DraftSpec, width: int | None = None) -> None:
+        """``width`` is that of the rows read; None = the stack's."""
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         self.value_scale = spec.value_scale
-        width, bias = spec.hidden_size, spec.attention_bias
+        width, bias = width or spec.hidden_size, spec.attention_bias
         self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, width, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, spec.hidden_size, bias=bias)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=spec.rms_norm_eps)
         self.k_norm = nn.RMSNorm(self.head_dim, eps=spec.rms_norm_eps)
         if spec.sinks:
@@ -85,13 +88,13 @@ class Attention(nn.Module):
         key = self.k_norm(self.split(self.k_proj(x), self.kv_heads))
         return rotary.rotate(key, angles), self.split(self.v_proj(x), self.kv_heads)
 
-    def __call__(
-        self, x: Any, rotary: Rotary, angles: CosSin, context: KeyValue | None, mask: Any
-    ) -> Any:
+    def __call__(self, x: Any, rotary: Rotary, angles: CosSin, context: Context, mask: Any) -> Any:
         """[1, R, H] normed block rows to [1, R, H]; mask [R, T + R], None = all is seen."""
         query = rotary.rotate(self.q_norm(self.split(self.q_proj(x), self.heads)), angles)
         key, value = self.key_value(x, rotary, angles)
-        if context is not None:
+        if callable(context):
+            key, value = context(key, value)
+        elif context is not None:
             key = mx.concatenate([context[0], key], axis=2)
             value = mx.concatenate([context[1], value], axis=2)
         sinks = self.get("attention_sink_bias")
@@ -132,9 +135,7 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
 
-    def __call__(
-        self, h: Any, rotary: Rotary, angles: CosSin, context: KeyValue | None, mask: Any
-    ) -> Any:
+    def __call__(self, h: Any, rotary: Rotary, angles: CosSin, context: Context, mask: Any) -> Any:
         """Block rows [1, R, H] through one layer."""
         h = h + self.self_attn(self.input_layernorm(h), rotary, angles, context, mask)
         return h + self.mlp(self.post_attention_layernorm(h))
@@ -154,11 +155,8 @@ class DFlashModule(nn.Module):
         self.norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.layers = [make(spec) for _ in range(spec.num_layers)]
         self._spec = spec  # underscored: MLX takes it for no parameter
-        self._rotary = {
-            kind: Rotary(spec.head_dim, rope, interleaved=spec.rope_interleaved)
-            for kind, rope in spec.rope_parameters.items()
-        }
-        self.apply(lambda weight: mx.full(weight.shape, mx.nan))
+        self._rotary = make_rotary(spec)
+        blank(self)
 
     @property
     def spec(self) -> DraftSpec:
@@ -199,6 +197,19 @@ class DFlashModule(nn.Module):
 
     def _angles(self, start: int, count: int) -> dict[str, CosSin]:
         return {kind: rotary(start, count) for kind, rotary in self._rotary.items()}
+
+
+def make_rotary(spec: DraftSpec) -> dict[str, Rotary]:
+    """Rotary tables by layer type."""
+    return {
+        kind: Rotary(spec.head_dim, rope, interleaved=spec.rope_interleaved)
+        for kind, rope in spec.rope_parameters.items()
+    }
+
+
+def blank(module: nn.Module) -> None:
+    """NaN for every weight: a forgotten load must not pass as a weak draft."""
+    module.apply(lambda weight: mx.full(weight.shape, mx.nan))
 
 
 def block_mask(rows: int, seen: int, *, causal: bool, window: int | None) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
-from dflash.backends.mlx.dflash import CosSin, DFlashModule, KeyValue, Layer, Rotary
+from dflash.backends.mlx.dflash import Context, CosSin, DFlashModule, Layer, Rotary
 from dflash.backends.mlx.dflash_session import DFlashSession
 from dflash.backends.mlx.kinds import DraftKind
-from dflash.backends.mlx.sampling import Ids, drawn
+from dflash.backends.mlx.propose import Drawn, confidence, drawn, joined
 from dflash.drafts.methods import DFlash2
 from dflash.drafts.spec import DraftSpec
 
@@ -59,9 +59,7 @@ class ConvLayer(Layer):
         self.attention_conv = GroupedConv(spec.hidden_size, spec.dflash2)
         self.mlp_conv = GroupedConv(spec.hidden_size, spec.dflash2)
 
-    def __call__(
-        self, h: Any, rotary: Rotary, angles: CosSin, context: KeyValue | None, mask: Any
-    ) -> Any:
+    def __call__(self, h: Any, rotary: Rotary, angles: CosSin, context: Context, mask: Any) -> Any:
         """Block rows [1, R, H] through one layer; context rows are never convolved."""
         x, behind = self.attention_conv(self.input_layernorm(h))
         h = h + behind(self.self_attn(x, rotary, angles, context, mask))
@@ -84,16 +82,55 @@ class CandidateSelector(nn.Module):
     def __call__(self, hidden: Any, logits: Any, before: Any) -> Any:
         """``[1, V]``: the candidates' scores after token ``before`` [1]; -inf elsewhere.
 
-        hidden [1, H] and logits [1, V] are one row's. Candidates are tokens the codebooks have.
+        hidden [1, H] and logits [1, V] are one row's.
         """
+        ids, scores = self._candidates(logits)
+        scores = scores + self._transitions(hidden, before[None], ids)[:, 0]
+        row = mx.full(logits.shape, -mx.inf, dtype=mx.float32)
+        return mx.put_along_axis(row, ids, scores, axis=-1)
+
+    def best_path(self, hidden: Any, logits: Any, anchor: Any) -> Any:
+        """``[n]``: the tokens whose scores, each a distribution, multiply to the most (Viterbi).
+
+        hidden [n, H] and logits [n, V] are a block's; ``anchor`` [1] is the token before it. Scores
+        are normalised row by row: logits of different rows have no common zero.
+        """
+        ids, scores = self._candidates(logits)
+        first = self._transitions(hidden[:1], anchor[None], ids[:1])[0, 0]
+        total, back = _normed(scores[0] + first), []
+        for place in range(1, len(ids)):
+            one, before = slice(place, place + 1), slice(place - 1, place)
+            gained = self._transitions(hidden[one], ids[before], ids[one])[0]
+            edges = _normed(scores[one] + gained)
+            whole = total[:, None] + edges
+            back.append(mx.argmax(whole, axis=0))
+            total = whole.max(axis=0)
+        places = [mx.argmax(total)]
+        for arrows in reversed(back):
+            places.append(arrows[places[-1]])
+        return mx.take_along_axis(ids, mx.stack(places[::-1])[:, None], axis=-1)[:, 0]
+
+    @property
+    def choices(self) -> int:
+        """Candidates of a row."""
+        return self._top_k
+
+    def _candidates(self, logits: Any) -> tuple[Any, Any]:
+        """Ids and float32 logits [n, k] of the best tokens that the codebooks have."""
         known = logits[:, : self.successor_codebook.shape[0]]
         ids = mx.argpartition(-known, self._top_k - 1, axis=-1)[:, : self._top_k]
+        return ids, mx.take_along_axis(known, ids, axis=-1).astype(mx.float32)
+
+    def _transitions(self, hidden: Any, before: Any, ids: Any) -> Any:
+        """``[n, m, k]``: what candidates ids [n, k] gain after tokens before [n, m]."""
         last = self.predecessor_codebook.shape[0] - 1
-        left = self.predecessor_codebook[mx.minimum(before, last)] * self.hidden_projection(hidden)
-        gained = (left[:, None] @ self.successor_codebook[ids].swapaxes(-1, -2))[:, 0]
-        scores = mx.take_along_axis(known, ids, axis=-1).astype(mx.float32)
-        row = mx.full(logits.shape, -mx.inf, dtype=mx.float32)
-        return mx.put_along_axis(row, ids, scores + gained.astype(mx.float32), axis=-1)
+        left = self.predecessor_codebook[mx.minimum(before, last)]
+        left = left * self.hidden_projection(hidden)[:, None]
+        return (left @ self.successor_codebook[ids].swapaxes(-1, -2)).astype(mx.float32)
+
+
+def _normed(scores: Any) -> Any:
+    return scores - mx.logsumexp(scores, axis=-1, keepdims=True)
 
 
 class DFlash2Module(DFlashModule):
@@ -109,21 +146,25 @@ class DFlash2Module(DFlashModule):
 class DFlash2Session(DFlashSession):
     """State of one DFlash2 draft: v1's bookkeeping, and tokens chosen one after the other."""
 
-    def _draw(self, hidden: Any, output: Sequence[int]) -> tuple[Ids, Any]:
+    def _draw(self, hidden: Any, output: Sequence[int]) -> Drawn:
         """Each row's token among its candidates, scored after the token before it.
 
         Never waits. Options that change logits are the target's alone here: what it may not say is
         drafted in vain.
         """
         logits, before = self._logits(hidden), mx.array(self._tokens[-1:], dtype=mx.int32)
-        sampling, found, kept = self._request.sampling, [], []
+        sampling, selector = self._request.sampling, self._model.candidate_selector
+        if sampling.draft_path == "best":
+            return Drawn(selector.best_path(hidden, logits, before).astype(mx.int32))
+        parts = []
         for place in range(hidden.shape[0]):
             one = slice(place, place + 1)
-            row = self._model.candidate_selector(hidden[one], logits[one], before)
-            before, q = drawn(row, sampling, len(output), place)
-            found.append(before)
-            kept.append(q)
-        return mx.concatenate(found), None if kept[0] is None else mx.concatenate(kept)
+            row = selector(hidden[one], logits[one], before)
+            found = drawn(row, sampling, len(output), place)
+            before = found.tokens
+            sure = confidence(row, selector.choices) if sampling.draft_p_min else None
+            parts.append(found._replace(sure=sure))
+        return joined(parts)
 
 
 DFLASH2 = DraftKind(DFlash2Module, DFlash2Session)

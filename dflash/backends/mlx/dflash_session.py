@@ -17,9 +17,8 @@ import mlx.core as mx
 from dflash.backends.mlx.dflash import DFlashModule, block_mask, transform_logits
 from dflash.backends.mlx.draft_cache import LayerCache
 from dflash.backends.mlx.kinds import DraftKind
-from dflash.backends.mlx.sampling import Ids, propose
+from dflash.backends.mlx.propose import Drawn, certain, propose
 from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Verdict
-from dflash.errors import ConfigError
 
 CHUNK = 512  # context rows projected at a time: bounds activation memory
 
@@ -56,8 +55,6 @@ class DFlashSession:
     def begin(self, request: Request, reuse: int) -> None:
         """Start a request whose first ``reuse`` rows are held; later ones are forgotten."""
         assert reuse <= self._held(), f"{reuse} rows asked for, {self._held()} held"
-        if request.sampling.draft_p_min or request.sampling.draft_path != "walk":
-            raise ConfigError("draft_p_min and draft_path are the torch backend's: leave them out")
         left = max(0, reuse - self._absorbed)
         self._queue = [mx.concatenate(self._queue)[:left]] if left else []
         self._absorbed = min(self._absorbed, reuse)
@@ -72,7 +69,10 @@ class DFlashSession:
         return Outlook(most=most, lag=self._held() - self._absorbed)
 
     def propose(self, plan: Plan) -> Proposal[Any]:
-        """A token of each row, as the request draws them; waits only for options of the host."""
+        """A token of each row, as the request draws them.
+
+        Waits only for options of the host, and for a least confidence.
+        """
         rows = min(plan.rows, self.outlook().most)
         if rows < 1:
             return PLAIN
@@ -80,8 +80,7 @@ class DFlashSession:
         start = len(self._tokens) - 1
         assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
         hidden = self._block(start, rows + 1)
-        tokens, q = self._draw(hidden[0, 1:], self._tokens[len(self._request.prompt) :])
-        return Proposal(tokens=tokens, rows=len(tokens), q=q)
+        return self._proposal(self._draw(hidden[0, 1:], self._output()))
 
     def commit(self, verdict: Verdict[Any], rows: int) -> None:
         """Queue the first ``rows`` feature rows and tokens of ``verdict``."""
@@ -107,9 +106,17 @@ class DFlashSession:
         """Bytes of keys and values held now."""
         return sum(cache.bytes() for cache in self._caches)
 
-    def _draw(self, hidden: Any, output: Sequence[int]) -> tuple[Ids, Any]:
-        """Tokens and q of rows [n, H]."""
+    def _draw(self, hidden: Any, output: Sequence[int]) -> Drawn:
+        """What rows [n, H] say."""
         return propose(self._logits(hidden), self._request, output)
+
+    def _proposal(self, block: Drawn) -> Proposal[Any]:
+        block = certain(block, self._request.sampling.draft_p_min)
+        count = len(block.tokens)
+        return Proposal(tokens=block.tokens, rows=count, q=block.q) if count else PLAIN
+
+    def _output(self) -> list[int]:
+        return self._tokens[len(self._request.prompt) :]
 
     def _held(self) -> int:
         return self._absorbed + sum(int(part.shape[0]) for part in self._queue)

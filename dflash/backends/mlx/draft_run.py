@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from dflash.backends.mlx.dflash import block_mask
 from dflash.backends.mlx.draft_weights import load_weights
-from dflash.backends.mlx.kinds import KINDS
 from dflash.drafts.spec import read_spec
 
 Floats = NDArray[np.float32]
@@ -22,10 +21,7 @@ Floats = NDArray[np.float32]
 class MlxDraftRunner:
     """Runs draft folders in float32."""
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What it can run."""
-        return tuple(KINDS.names())
+    kinds = ("dflash", "dflash2")
 
     def hidden_states(self, folder: Path, features: Floats, block: Floats) -> Floats:
         """Final states [B, H] of block rows [B, H] after context features [T, M*Ht]."""

@@ -1,9 +1,9 @@
 """Logits to tokens, and the one wait of a round.
 
-Argmax and the match rule run on the device, in MLX's own operations, as `dflash.core.accept` says;
-so does what a draft is drawn from. The rejection rules and requests whose options change logits are
-judged on the host by the reference itself (`dflash.core.host`), after the same one wait: memory is
-shared on Apple Silicon, and the rows are there anyway.
+Argmax and the match rule run on the device, in MLX's own operations, as `dflash.core.accept` says.
+The rejection rules and requests whose options change logits are judged on the host by the reference
+itself (`dflash.core.host`), after the same one wait: memory is shared on Apple Silicon, and the
+rows are there anyway. The draft's side is `propose.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from dflash.core.accept import match
 from dflash.core.host import Ruling
-from dflash.core.host import propose as propose_on_host
 from dflash.core.host import rule as rule_on_host
 from dflash.core.logits import NOTHING_LEFT, changes_logits
-from dflash.core.noise import Stream, coins, gumbel
+from dflash.core.noise import gumbel
 from dflash.core.types import Request, Sampling
 from dflash.errors import ConfigError, WeightsError
 
@@ -43,7 +42,7 @@ def rule(
     Raises WeightsError for logits that are not finite, ConfigError where the options leave nothing.
     """
     sampling = request.sampling
-    own = None if by_host(request) else _picked(logits, sampling, len(output))
+    own = None if by_host(request) else picked(logits, sampling, len(output))
     waiting = [logits if own is None else own, *beside]
     mx.eval(*waiting, *(part for part in (drafted, q) if isinstance(part, mx.array)))
     ids = as_list(drafted)
@@ -81,32 +80,6 @@ def by_host(request: Request) -> bool:
     return rejects or changes_logits(request) or sampling.logprobs is not None
 
 
-def propose(logits: Any, request: Request, output: Sequence[int]) -> tuple[Ids, Any]:
-    """``(tokens [n], q [n, V] or None)`` of a draft's rows, drawn as the request says.
-
-    Computes nothing yet, unless options change logits: then it waits once.
-    """
-    if changes_logits(request):
-        found = propose_on_host(to_numpy(logits), request, output)
-        return found.tokens, None if found.q is None else mx.array(found.q.astype(np.float32))
-    return drawn(logits, request.sampling, len(output))
-
-
-def drawn(logits: Any, sampling: Sampling, position: int, offset: int = 0) -> tuple[Any, Any]:
-    """`propose` for rows ``offset`` and later of the block at output ``position``, options aside.
-
-    Never waits.
-    """
-    if sampling.temperature == 0 or sampling.greedy_drafts:
-        return mx.argmax(logits, axis=-1).astype(mx.int32), None
-    if sampling.rule == "match":
-        return mx.maximum(_picked(logits, sampling, position + offset), 0), None
-    q = mx.softmax(log_probs(logits, sampling), axis=-1)
-    end = offset + logits.shape[0]
-    thrown = coins(sampling.seed, sampling.sample, Stream.DRAFT, position, end)[offset:]
-    return draw(q, mx.array(thrown.astype(np.float32))).astype(mx.int32), q
-
-
 def log_probs(logits: Any, sampling: Sampling) -> Any:
     """``[n, V]`` after temperature, top-k, top-p and min-p, float32; -inf where cut.
 
@@ -138,7 +111,7 @@ def draw(weights: Any, thrown: Any) -> Any:
     return mx.where(usable, found, mx.argmax(weights, axis=-1))
 
 
-def _picked(logits: Any, sampling: Sampling, position: int) -> Any:
+def picked(logits: Any, sampling: Sampling, position: int) -> Any:
     """The target's own token of each row; negative where it has none."""
     scores = logits
     if sampling.temperature > 0:

@@ -23,8 +23,9 @@ from dflash.backends.torch.draft_cache import LayerCache
 from dflash.backends.torch.eagle3 import Eagle3DraftModel
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.phases import mark
-from dflash.backends.torch.propose import CONFIDENT, Options
+from dflash.backends.torch.propose import Options
 from dflash.backends.torch.sampling import Ids, to_host
+from dflash.core.host import CONFIDENT
 from dflash.core.types import PLAIN, Plan, Proposal
 
 

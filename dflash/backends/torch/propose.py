@@ -28,12 +28,12 @@ from dflash.backends.torch.sampling import (
     probabilities,
     to_host,
 )
+from dflash.core.host import CONFIDENT
 from dflash.core.noise import Stream
 from dflash.core.types import Request, Sampling
 
 Options: TypeAlias = Callable[[Tensor], Tensor]
 """``[n, V] -> [n, V]``: a request's options on the logits of its places."""
-CONFIDENT = 10  # likeliest tokens among which a draft's confidence is measured, as llama.cpp does
 
 
 class InTurn(Protocol):
