@@ -74,6 +74,7 @@ class LoadConfig:
     device  "cpu", "cuda", "cuda:1", "mps"; None = the best there is
     dtype   of the target: float32, bfloat16, float16; None = the backend's choice for the device
     draft_dtype  float32 or bfloat16; None follows the target (bfloat16 where that is float16)
+    draft_bits  4 or 8: quantise the draft's linear layers when it is loaded (mlx)
     taps    None = as the draft's config says; "auto" = the default formula where it says nothing;
             or the layer ids themselves
     threads CPU threads; None = leave as it is
@@ -92,6 +93,7 @@ class LoadConfig:
     dtype: str | None = None
     draft_dtype: str | None = None
     draft_sliding_window_size: int | None = None
+    draft_bits: int | None = None
     taps: tuple[int, ...] | Literal["auto"] | None = None
     threads: int | None = None
     pack_weights: bool = True
@@ -123,6 +125,8 @@ class LoadConfig:
             raise ConfigError(f"backend must be a name or 'auto', got {self.backend!r}")
         at_least(1, "draft_sliding_window_size", self.draft_sliding_window_size)
         at_least(1, "threads", self.threads)
+        if self.draft_bits not in (None, 4, 8):
+            raise ConfigError(f"draft_bits must be 4 or 8, got {self.draft_bits!r}")
         for name in ("pack_weights", "trust_remote_code", "profile"):
             switch(name, getattr(self, name))
         set_fields(self, taps=_taps(self.taps))
@@ -138,6 +142,7 @@ class LoadOptions(TypedDict, total=False):
     dtype: Any  # a name, or a torch dtype
     draft_dtype: Any
     draft_sliding_window_size: int | None
+    draft_bits: int | None
     taps: Sequence[int] | Literal["auto"] | None
     threads: int | None
     pack_weights: bool

@@ -35,7 +35,7 @@ except ImportError as problem:
 from dflash.backends.mlx import lm
 from dflash.backends.mlx.dflash_session import bounds
 from dflash.backends.mlx.draft_cache import LayerCache
-from dflash.backends.mlx.draft_load import LoadedDraft, make_tables, settle
+from dflash.backends.mlx.draft_load import LoadedDraft, make_tables, quantise, settle
 from dflash.backends.mlx.draft_weights import load_weights
 from dflash.backends.mlx.load import LoadedTarget, pick_dtype, resolve, wrap_target
 from dflash.backends.mlx.pair import MlxPair
@@ -140,17 +140,21 @@ def load(path_or_hf_repo: str) -> Loaded:
     return Loaded(*lm.load(resolve(str(path_or_hf_repo))))
 
 
-def load_draft(draft_id: str | Path, sliding_window_size: int | None = None) -> DFlashDraftModel:
+def load_draft(
+    draft_id: str | Path, sliding_window_size: int | None = None, draft_bits: int | None = None
+) -> DFlashDraftModel:
     """The draft in a folder or behind a hub id, in the number format it is stored in.
 
-    ``sliding_window_size`` bounds its history. Raises ConfigError (a ValueError) for one that is
-    not positive, CheckpointError, WeightsError, DownloadError.
+    ``sliding_window_size`` bounds its history, ``draft_bits`` (4 or 8) quantises its linear layers.
+    Raises ConfigError (a ValueError) for a value that cannot be, CheckpointError, WeightsError,
+    DownloadError.
     """
-    LoadConfig("target", draft_sliding_window_size=sliding_window_size)  # refuses what is no window
+    LoadConfig("target", draft_sliding_window_size=sliding_window_size, draft_bits=draft_bits)
     folder = resolve(str(draft_id))
     spec = read_spec(folder)
     stored = str(spec.raw.get("dtype") or spec.raw.get("torch_dtype") or "float32")
     model, own = load_weights(folder, spec, pick_dtype(_narrow(stored), mx.float32))
+    quantise(model, draft_bits)  # refuses widths that cannot be
     return DFlashDraftModel(model, own, str(draft_id), sliding_window_size)
 
 

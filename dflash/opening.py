@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from dflash.config import MTP, NO_DRAFT, LoadConfig, join_draft, split_draft
+from dflash.config import MTP, NO_DRAFT, GgufOptions, LoadConfig, join_draft, split_draft
 from dflash.core.protocols import Pair
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError, missing
@@ -87,6 +87,21 @@ def backend_of(config: LoadConfig) -> str:
     return config.backend
 
 
+def _insist_on_home(config: LoadConfig, backend: str) -> None:
+    """Raise ConfigError for a setting that ``backend`` would not look at."""
+    given = {
+        "draft_bits": ("mlx", config.draft_bits is not None),
+        "gguf": ("gguf", config.gguf != GgufOptions()),
+    }
+    for name, (home, said) in given.items():
+        if said and backend != home:
+            what = "settings of llama.cpp are" if name == "gguf" else f"{name} is"
+            raise ConfigError(
+                f"{what} for the {home} backend, and this pair runs on {backend}: leave them out, "
+                f"or add --backend {home}"
+            )
+
+
 def _prefers_mlx(config: LoadConfig) -> bool:
     """On Apple Silicon with mlx-lm installed, unless a device or a GGUF file says torch."""
     apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
@@ -113,6 +128,7 @@ def _model_of(config: LoadConfig) -> str | None:
 def open_pair(config: LoadConfig) -> Pair:
     """The pair behind ``config``, opened by its backend; n-gram drafting is added here, to all."""
     name = backend_of(config)
+    _insist_on_home(config, name)
     try:
         opener = BACKENDS.load(name)
     except ModuleNotFoundError as problem:

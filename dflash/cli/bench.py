@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli.output import emit_json, note, status
 from dflash.config import parse_block_size
@@ -63,12 +64,7 @@ Thinking = Annotated[
 ]
 BlockSizes = Annotated[
     str | None,
-    _option(
-        RUN,
-        "--block-sizes",
-        metavar="1,4,8,auto",
-        help="What to compare with plain decoding. Left out: the common sizes and auto.",
-    ),
+    _option(RUN, "--block-sizes", metavar="1,4,8,auto", help="Default: the common sizes and auto."),
 ]
 Repeats = Annotated[
     int, _option(RUN, "--repeats", min=1, metavar="N", help="Times each text runs.")
@@ -117,6 +113,7 @@ Concurrency = Annotated[
 ]
 
 
+@e.with_engine_flags
 def bench(
     model: o.Model = None,
     draft: o.Draft = None,
@@ -127,6 +124,7 @@ def bench(
     taps: o.Taps = None,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    engine_flags: e.Given = None,
     dataset: Dataset = None,
     data_dir: DataDir = None,
     prompts: Prompts = None,
@@ -175,6 +173,7 @@ def bench(
         _lock(found["pair"].get("draft"), advice)
 
 
+@e.with_engine_flags
 def sweep(
     model: o.Model = None,
     draft: o.Draft = None,
@@ -185,6 +184,7 @@ def sweep(
     taps: o.Taps = None,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    engine_flags: e.Given = None,
     dataset: Dataset = None,
     data_dir: DataDir = None,
     prompts: Prompts = None,

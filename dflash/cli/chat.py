@@ -10,6 +10,7 @@ from hashlib import sha256
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
 from dflash.cli.output import TextWriter, closing_line, error, note, status
@@ -27,6 +28,7 @@ HELP = (
 ANSWER_ROOM = 64  # tokens kept free for an answer before old turns are dropped
 
 
+@e.with_engine_flags
 def chat(
     model: o.Model = None,
     draft: o.Draft = None,
@@ -38,6 +40,7 @@ def chat(
     force_dflash: o.ForceDFlash = False,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    engine_flags: e.Given = None,
     no_profile: o.NoProfile = False,
     no_mtp: o.NoMtp = False,
     max_tokens: o.MaxTokens = 512,

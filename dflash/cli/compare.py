@@ -9,6 +9,7 @@ import typer
 
 from dflash.cli import options as o
 from dflash.cli.output import emit_json, note, status
+from dflash.config import LoadConfig
 from dflash.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def compare(
         int, typer.Option("--draft-n-min", min=0, help="Throw shorter drafts away (gguf).")
     ] = 0,
     draft_p_min: Annotated[
-        float, typer.Option("--draft-p-min", help="Least probability of a draft (gguf).")
+        float, typer.Option("--draft-p-min", help="Least probability of a draft.")
     ] = 0.0,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
@@ -66,7 +67,7 @@ def compare(
     from dflash.comparison import Trial, settle_algorithm
     from dflash.comparison import compare as run
     from dflash.engine import load
-    from dflash.opening import pair_names
+    from dflash.opening import backend_of, pair_names
 
     sizes = _sizes(draft_tokens)
     target, named = pair_names(model, "ngram" if algorithm == "ngram" else draft)
@@ -80,6 +81,8 @@ def compare(
         "draft_p_min": draft_p_min,
         "draft_n_gpu_layers": 0 if draft_cpu else None,
     }
+    if backend_of(LoadConfig(target, chosen, backend=backend)) != "gguf":
+        del gguf["verbose"], gguf["draft_p_min"]  # the others are refused there if they were given
     place: Any = {"device": "cpu"} if cpu else {}
     with load(target, chosen, backend=backend, threads=threads, gguf=gguf, **place) as engine:
         if engine.pair.backend == "gguf" and n_batch < 1 + max(sizes):
@@ -92,6 +95,7 @@ def compare(
             "temperature": temperature,
             "seed": seed,
             "ignore_eos": ignore_eos,
+            "draft_p_min": draft_p_min if engine.pair.backend != "gguf" else 0.0,
         }
         trial = Trial(prompt, sizes, options, runs, warmup_tokens)
         found = run(engine, trial, (kind, top_k), status)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli.output import emit_json, status
 from dflash.cli.verify import Prompts
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 BROKEN = 1  # exit status
 
 
+@e.with_engine_flags
 def doctor(
     model: o.Model = None,
     draft: o.Draft = None,
@@ -29,6 +31,7 @@ def doctor(
     taps: o.Taps = None,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    engine_flags: e.Given = None,
     prompts: Prompts = None,
     max_tokens: Annotated[
         int,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
 from dflash.cli.output import (
@@ -33,6 +34,7 @@ PLAIN = {"block_size": 1, "draft_tokens": None, "min_acceptance_rate": None}
 WARM_UP = 16  # tokens; the first rounds of a process pay for allocations and lazy loading
 
 
+@e.with_engine_flags
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - = standard input.")] = None,
     prompt_file: Annotated[
@@ -48,6 +50,7 @@ def generate(
     force_dflash: o.ForceDFlash = False,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    engine_flags: e.Given = None,
     no_profile: o.NoProfile = False,
     no_mtp: o.NoMtp = False,
     max_tokens: o.MaxTokens = 256,

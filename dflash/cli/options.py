@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dflash import env
+from dflash.cli.engine_flags import load_options
 from dflash.cli.output import note
 from dflash.cli.text_options import shape
 from dflash.config import (
@@ -219,6 +220,7 @@ def open_engine(given: Mapping[str, Any]) -> Engine:
     from dflash.engine import load
 
     options: Any = {name: given[name] for name in LoadOptions.__annotations__ if name in given}
+    options |= load_options(given.get("engine_flags") or {})
     options["profile"] = not given.get("no_profile", False)
     if given.get("no_mtp", False):
         options["mtp"] = False

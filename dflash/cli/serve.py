@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash import env
+from dflash.cli import engine_flags as e
 from dflash.cli import engines as other
 from dflash.cli import options as o
 from dflash.cli.output import note, status
@@ -30,6 +31,7 @@ def _limit(*names: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=LIMITS, **more)
 
 
+@e.with_engine_flags
 def serve(
     ctx: typer.Context,
     model: o.Model = None,
@@ -41,6 +43,7 @@ def serve(
     taps: o.Taps = None,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    engine_flags: e.Given = None,
     no_profile: o.NoProfile = False,
     no_mtp: o.NoMtp = False,
     allow_fallback: Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
 from dflash.cli.output import emit_json, note, status
@@ -36,6 +37,7 @@ Prompts = Annotated[
 ]
 
 
+@e.with_engine_flags
 def verify(
     model: o.Model = None,
     draft: o.Draft = None,
@@ -47,6 +49,7 @@ def verify(
     force_dflash: o.ForceDFlash = False,
     threads: o.Threads = None,
     trust_remote_code: o.TrustRemoteCode = False,
+    engine_flags: e.Given = None,
     prompts: Prompts = None,
     max_tokens: o.MaxTokens = 64,
     temperature: o.Temperature = 0.0,

@@ -25,11 +25,12 @@ from dflash.backends.mlx.target import MlxTargetSession
 from dflash.backends.torch import open_pair as open_torch
 from dflash.backends.torch.draft_run import RUNNER as TORCH_RUNNER
 from dflash.backends.toy import ScriptedDraft
-from dflash.config import LoadConfig
+from dflash.config import GgufOptions, LoadConfig
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed
 from dflash.core.types import Proposal, Request, Sampling, Step
 from dflash.engine import Engine
+from dflash.errors import ConfigError
 from dflash.registry import PROBES
 from tests.backends.drafts import ODDITIES, save_draft, tiny_draft, tiny_draft2
 from tests.backends.eagle_drafts import save_eagle
@@ -323,6 +324,60 @@ def test_a_draft_that_knows_the_text_is_kept_whole(
             assert [*PROMPT, *tokens_of(steps)] == text
             assert all(step.accepted == step.rows for step in steps[1:])
             assert len(steps) == 1 + -(-24 // size)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantised_target_says_what_mlx_lm_says_with_it(
+    tmp_path: Path, llama: Path, bits: int
+) -> None:
+    from mlx_lm import convert
+    from mlx_lm.generate import generate_step
+
+    folder = tmp_path / "target"
+    convert(str(llama), str(folder), quantize=True, q_bits=bits, q_group_size=32)
+    load = LoadConfig(str(folder), str(dflash(tmp_path / "draft")), draft_bits=bits)
+    pair = open_pair(load)
+    steps = generate_step(mx.array(PROMPT), pair.target.model, max_tokens=24)
+    wanted = [int(token) for token, _ in steps]
+    said, request = plain(pair.target.model), Request(PROMPT, 24)
+    assert tokens_of(run(pair.open_target(64), said, request, 512)) == wanted
+    sessions = pair.open_target(64), pair.open_drafts(64)
+    assert tokens_of(list(decode(request, *sessions, Fixed(6), ticks()))) == wanted
+
+
+def test_a_draft_is_quantised_where_that_is_asked_for(tmp_path: Path, llama: Path) -> None:
+    folder = str(dflash(tmp_path / "draft"))
+    whole, small = (
+        open_pair(LoadConfig(str(llama), folder, draft_bits=bits, dtype="float32"))
+        for bits in (None, 8)
+    )
+    assert small.memory()["draft"] < 0.5 * whole.memory()["draft"]
+    assert small.runs_on()["draft_dtype"] == "8 bit"
+    features, block = mx.random.normal((1, 9, 128)), mx.random.normal((1, 6, 64))
+    states = []
+    for pair in (whole, small, PROBES.load("mlx")(small).variant(taps=(0, 1))):
+        model = pair.draft.model
+        states.append(model.block(block, 9, model.context_kv(model.fuse(features), 0), [None] * 2))
+    assert mx.array_equal(states[1], states[2])
+    assert 0 < mx.abs(states[0] - states[1]).max().item() < 0.2
+
+
+def test_what_mlx_cannot_do_is_said(tmp_path: Path, llama: Path) -> None:
+    folder = str(dflash(tmp_path / "draft"))
+    for backend in ("torch", "toy"):
+        target = "toy" if backend == "toy" else str(llama)
+        draft = "toy:script:1" if backend == "toy" else folder
+        with pytest.raises(ConfigError, match="draft_bits is for the mlx backend"):
+            opening.open_pair(LoadConfig(target, draft, backend=backend, draft_bits=4))
+    with pytest.raises(ConfigError, match="draft_bits must be 4 or 8, got 3"):
+        LoadConfig("target", draft_bits=3)
+    with pytest.raises(ConfigError, match="are for the gguf backend"):
+        opening.open_pair(LoadConfig(str(llama), folder, backend="mlx", gguf=GgufOptions(n_ctx=64)))
+    with pytest.raises(ConfigError, match="mlx-lm leaves a target's multi-token prediction heads"):
+        open_pair(LoadConfig(str(llama), "mtp", backend="mlx"))
+    odd = str(save_draft(tiny_draft(3, intermediate_size=72), tmp_path / "odd"))
+    with pytest.raises(ConfigError, match="rows of 72"):
+        open_pair(LoadConfig(str(llama), odd, backend="mlx", draft_bits=4))
 
 
 def test_two_models_with_other_taps_live_side_by_side() -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dflash.backends.gguf.layout import Batch
 from dflash.backends.gguf.library import Library
-from dflash.errors import CheckpointError, OutOfMemory
+from dflash.errors import CheckpointError, ConfigError, OutOfMemory
 
 Floats = NDArray[np.float32]
 Array = NDArray[Any]
@@ -72,13 +72,16 @@ class Context:
     def __init__(self, model: Model, params: Any, *, width: int = 0) -> None:
         """``params`` are llama.cpp's; ``width`` is that of rows of features, where it takes any.
 
-        Raises OutOfMemory when there is no room, with llama.cpp's own words.
+        Raises OutOfMemory when there is no room, with llama.cpp's own words, and ConfigError for a
+        format of cached values that the model's widths rule out.
         """
         library = model.library
         params.n_outputs_max = min(OUTPUTS, params.n_batch)
         params.n_outputs_max_per_seq = params.n_outputs_max
         with library.listening() as errors:
             handle = library.llama_init_from_model(model.handle, params)
+        if not handle and "cache type" in (told := _told(errors)):
+            raise ConfigError(f"{told}. The formats f16 and f32 work for every model")
         if not handle:
             raise OutOfMemory(
                 f"llama.cpp cannot make a context of {params.n_ctx} tokens: {_told(errors)}. "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_flatten
 
 from dflash.backends.mlx.dflash_session import Tables
@@ -16,7 +17,9 @@ from dflash.doctor.static import Choice, TargetFacts, check_pair, insist
 from dflash.doctor.static.name import tokenizer_digest
 from dflash.doctor.static.template import template_digest
 from dflash.drafts.spec import DraftSpec, Taps, read_spec
-from dflash.errors import PairError, WeightsError
+from dflash.errors import ConfigError, PairError, WeightsError
+
+GROUP = 32  # weights that share a scale
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class LoadedDraft:
     name: str  # what the user asked for
     window: int | None = None
     warnings: tuple[str, ...] = ()
+    bits: int | None = None  # of its quantised linear layers; None = as they were stored
 
     @property
     def spec(self) -> DraftSpec:
@@ -51,18 +55,37 @@ def load_draft(
     *,
     window: int | None = None,
     taps: Taps = None,
+    bits: int | None = None,
 ) -> LoadedDraft:
     """Open the draft at ``path`` (a folder or a hub id) for ``target``.
 
-    ``dtype`` None follows the target. Raises CheckpointError, WeightsError, PairError, ConfigError,
-    DownloadError.
+    ``dtype`` None follows the target; ``bits`` quantises its linear layers. Raises CheckpointError,
+    WeightsError, PairError, ConfigError, DownloadError.
     """
     kind = pick_dtype(dtype, target.dtype)
     folder = resolve(path)
     spec = read_spec(folder, taps=taps, num_target_layers=target.num_layers)
     warnings = settle(spec, target, Choice(path, str(kind).rpartition(".")[2], window))
     model, own = load_weights(folder, spec, kind)
-    return LoadedDraft(model, make_tables(spec, target, own), path, window, warnings)
+    quantise(model, bits)
+    return LoadedDraft(model, make_tables(spec, target, own), path, window, warnings, bits)
+
+
+def quantise(model: Any, bits: int | None) -> None:
+    """Linear layers to ``bits`` a weight, in place; None leaves them. Raises ConfigError.
+
+    Norms, tables and a selector's codebooks stay as they are.
+    """
+    if bits is None:
+        return
+    linear = [m for _, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if odd := [m.weight.shape[-1] for m in linear if m.weight.shape[-1] % GROUP]:
+        raise ConfigError(
+            f"draft_bits works on {GROUP} weights at a time, and this draft has rows of {odd[0]}: "
+            "leave it out"
+        )
+    nn.quantize(model, GROUP, bits, class_predicate=lambda _, part: isinstance(part, nn.Linear))
+    mx.eval(model.parameters())
 
 
 def settle(spec: DraftSpec, target: LoadedTarget, choice: Choice) -> tuple[str, ...]:

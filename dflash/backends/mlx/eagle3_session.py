@@ -21,7 +21,7 @@ from dflash.backends.mlx.dflash_session import CHUNK, DFlashSession
 from dflash.backends.mlx.draft_cache import LayerCache
 from dflash.backends.mlx.eagle3 import Eagle3Module
 from dflash.backends.mlx.kinds import DraftKind
-from dflash.backends.mlx.propose import confidence, drawn, joined
+from dflash.backends.mlx.propose import Drawn, confidence, drawn, joined
 from dflash.core.types import PLAIN, Plan, Proposal
 
 
@@ -31,7 +31,7 @@ class Eagle3Session(DFlashSession):
     Options that change logits are the target's alone: what it may not say is drafted in vain.
     """
 
-    _model: Eagle3Module  # type: ignore[assignment]
+    _model: Eagle3Module
 
     def holds(self, prompt: Sequence[int], most: int) -> int:
         """Rows that are there for ``prompt``, at most ``most``; see the module's first lines."""
@@ -49,7 +49,8 @@ class Eagle3Session(DFlashSession):
         start = len(self._tokens) - 1
         assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
         kept, self._caches = self._caches, [_for_a_chain(cache) for cache in self._caches]
-        sampling, position, parts = self._request.sampling, len(self._output()), []
+        sampling, position = self._request.sampling, len(self._output())
+        parts = list[Drawn]()
         for place in range(rows):
             if place:
                 normed, state = self._step(parts[-1].tokens, state, start + place - 1)
@@ -73,7 +74,7 @@ class Eagle3Session(DFlashSession):
         queued, self._queue = mx.concatenate(self._queue), []
         bounded = any(cache.bound is not None for cache in self._caches)
         size = self._model.spec.block_size if bounded else CHUNK
-        pair = None, None
+        pair: tuple[Any, Any] = None, None  # replaced: there is a row
         for at in range(0, queued.shape[0], size):
             features, first = queued[at : at + size], self._absorbed
             ids = self._tokens[first + 1 : first + 1 + features.shape[0]]

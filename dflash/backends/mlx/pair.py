@@ -12,7 +12,7 @@ import mlx.core as mx
 from dflash.backends.mlx.draft_load import LoadedDraft, load_draft
 from dflash.backends.mlx.load import LoadedTarget, load_target
 from dflash.backends.mlx.target import MlxTargetSession
-from dflash.config import LoadConfig
+from dflash.config import MTP, LoadConfig
 from dflash.core.protocols import DraftSession
 from dflash.errors import ConfigError
 from dflash.hf_tokenizer import ModelTokenizer
@@ -51,12 +51,24 @@ class MlxPair:
         _pick_device(load.device)
         if load.force_dflash:
             raise ConfigError("force_dflash is the torch backend's: add --backend torch")
+        if load.draft == MTP:
+            raise ConfigError(
+                "mlx-lm leaves a target's multi-token prediction heads out when it loads it, so "
+                "they cannot draft here: add --backend torch, or name another draft"
+            )
         trust = load.trust_remote_code
         target = load_target(load.target, load.dtype, trust_remote_code=trust)
         if load.draft is None:
             return cls(target)
         window = load.draft_sliding_window_size
-        draft = load_draft(load.draft, target, load.draft_dtype, window=window, taps=load.taps)
+        draft = load_draft(
+            load.draft,
+            target,
+            load.draft_dtype,
+            window=window,
+            taps=load.taps,
+            bits=load.draft_bits,
+        )
         return cls(target, draft)
 
     @property
@@ -84,7 +96,8 @@ class MlxPair:
             "mlx": version("mlx"),
         }
         if self._draft is not None:
-            facts["draft_dtype"] = str(self._draft.model.dtype)
+            bits = self._draft.bits
+            facts["draft_dtype"] = f"{bits} bit" if bits else str(self._draft.model.dtype)
         return facts
 
     def memory(self) -> Mapping[str, int]:

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from dflash.backends.mlx.cache import Caches
-from dflash.backends.mlx.draft_load import LoadedDraft, target_facts
+from dflash.backends.mlx.draft_load import LoadedDraft, quantise, target_facts
 from dflash.backends.mlx.kinds import KINDS
 from dflash.backends.mlx.pair import MlxPair
 from dflash.backends.mlx.sampling import to_numpy
@@ -73,6 +73,7 @@ class MlxProbe:
         """The same weights under ``replace(spec, **changes)``."""
         draft = self._draft()
         twin = KINDS.load(draft.spec.kind).module(replace(draft.spec, **changes))
+        quantise(twin, draft.bits)
         twin.load_weights(tree_flatten(draft.model.parameters()))
         return MlxPair(self._pair.target, replace(draft, model=twin))
 

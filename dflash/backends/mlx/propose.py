@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from dflash.backends.mlx.sampling import Ids, draw, log_probs, picked, to_numpy
+from dflash.backends.mlx.sampling import Ids, as_list, draw, log_probs, picked, to_numpy
 from dflash.core.host import CONFIDENT
 from dflash.core.host import propose as propose_on_host
 from dflash.core.logits import changes_logits
@@ -82,6 +82,6 @@ def certain(block: Drawn, least: float) -> Drawn:
     """
     if block.sure is None:
         return block
-    low: list[bool] = (block.sure < least).tolist()
+    low = as_list(block.sure < least)
     count = low.index(True) if True in low else len(low)
     return Drawn(block.tokens[:count], None if block.q is None else block.q[:count])
