@@ -1,7 +1,7 @@
 """Mixed load on one server, well and badly behaved, for as long as you like.
 
     python -m bench.soak --minutes 30 --model toy --draft toy:script:1,3,0
-    python -m bench.soak --minutes 30 --schemathesis      # with hypothesis' requests in between
+    python -m bench.soak --minutes 30 --fuzz 5 --pause 0.5  # with schemathesis' in between
 
 Clients ask for known texts, leave in the middle of streams and of bodies, send broken JSON, fields
 that do not exist and bodies that are too large. In the end the server is told to stop while it is
@@ -30,12 +30,13 @@ from typing import Any
 
 import httpx
 
-from bench import record
+from bench import fuzz, record
 from bench.serving import served
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DELIBERATE = {429, 503, 504}
 SHARE = 0.03  # by which memory may differ after the first quarter
+PATIENCE = 900  # seconds for one answer: a machine may be needed for something else meanwhile
 EVERY = 5.0  # seconds between looks at memory
 WORDS = ("rain", "stone", "river", "bird", "light", "morning", "road", "tree", "house", "blue")
 
@@ -47,6 +48,7 @@ class Soak:
     client: httpx.AsyncClient
     rng: random.Random
     tokens: int
+    pause: float = 0.0  # seconds between a client's acts, on average
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     memory: list[tuple[float, float]] = field(default_factory=list)  # seconds, bytes
@@ -190,6 +192,7 @@ class Soak:
         """One client until then."""
         while time.monotonic() < until and not self.stopping:
             await self.one()
+            await asyncio.sleep(self.pause * 2 * self.rng.random())
 
     async def weigh(self, began: float, until: float) -> None:
         """Resident memory of the server, from its own metrics."""
@@ -209,14 +212,17 @@ class Soak:
 async def run(flags: Namespace, server: subprocess.Popen[str], address: str) -> dict[str, Any]:
     """The whole soak, SIGTERM included."""
     limits = httpx.Limits(max_connections=flags.clients + 4)
-    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
-        soak = Soak(client, random.Random(flags.seed), flags.tokens)
+    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE, limits=limits) as client:
+        soak = Soak(client, random.Random(flags.seed), flags.tokens, flags.pause)
         await soak.learn(flags.known)
         began = time.monotonic()
         until = began + 60 * flags.minutes
         loads = [soak.load(until) for _ in range(flags.clients)]
-        fuzz = [fuzzed(address, until)] if flags.schemathesis else []
-        done = await asyncio.gather(soak.weigh(began, until), *fuzz, *loads)
+        seconds = 60 * flags.minutes - 60
+        extra = [fuzzed(address, seconds, flags.fuzz)] if flags.fuzz and seconds > 0 else []
+        done = await asyncio.gather(soak.weigh(began, until), *extra, *loads)
+        if extra and done[1][0]:
+            soak.wrong.append(f"schemathesis found something: {done[1][1]}")
         await asyncio.sleep(2)
         left = await soak.gauge("num_requests_running") + await soak.gauge("num_requests_waiting")
         # the same load again, and the signal in the middle of it
@@ -226,24 +232,19 @@ async def run(flags: Namespace, server: subprocess.Popen[str], address: str) -> 
         soak.stopping = True
         server.send_signal(signal.SIGTERM)
         await again
-    return {**judged(soak), "left_behind": left, "fuzzed": done[1] if fuzz else None}
+    return {**judged(soak), "left_behind": left, "fuzzed": done[1][1] if extra else None}
 
 
-async def fuzzed(address: str, until: float) -> str:
-    """schemathesis over the OpenAPI document, again and again; its last words."""
-    words = ""
-    while time.monotonic() < until - 60:
-        command = ["run", f"{address}/openapi.json", "--checks", "not_a_server_error"]
-        process = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).parent / "schemathesis"),
-            *command,
-            *("--max-examples", "20", "--request-timeout", "60"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        said, _ = await process.communicate()
-        words = said.decode(errors="replace")[-2000:]
-    return words
+async def fuzzed(address: str, seconds: float, rate: float) -> tuple[int, str]:
+    """schemathesis over the OpenAPI document for so long: its exit status and last words."""
+    process = await asyncio.create_subprocess_exec(
+        *fuzz.command(address, seconds, seed=0),
+        *("--rate-limit", f"{rate:g}/s"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, said.decode(errors="replace")[-2000:]
 
 
 def judged(soak: Soak) -> dict[str, Any]:
@@ -273,7 +274,8 @@ def main() -> None:
     flags.add_argument("--known", type=int, default=40, help="prompts whose answer is checked")
     flags.add_argument("--tokens", type=int, default=24)
     flags.add_argument("--seed", type=int, default=0)
-    flags.add_argument("--schemathesis", action="store_true")
+    flags.add_argument("--pause", type=float, default=0.0, help="seconds between a client's acts")
+    flags.add_argument("--fuzz", type=float, default=0.0, help="schemathesis' requests a second")
     flags.add_argument("--out", type=Path, default=None)
     given, more = flags.parse_known_args()
     with tempfile.TemporaryFile("w+") as log, served(more, log) as (server, address):
