@@ -13,6 +13,7 @@ from typing import Any
 
 from dflash.core.stats import Stats
 from dflash.engine import Engine
+from dflash.results import Chunk
 
 PLAIN = "plain"
 
@@ -42,10 +43,16 @@ Arm = Callable[[Sequence[int], int], Run]
 """(ids of the prompt, new tokens at most) -> what came of it."""
 
 
-def engine_arm(engine: Engine, block_size: Any, **options: Any) -> Arm:
+Through = Callable[[Iterator[Chunk]], Iterator[Chunk]]
+"""A stream as it is, or as somebody else reads it."""
+
+
+def engine_arm(
+    engine: Engine, block_size: Any, through: Through = lambda chunks: chunks, **options: Any
+) -> Arm:
     """Our engine at one block size (1 = plain, "auto"), nothing reused between prompts.
 
-    ``options`` are further keywords of ``Engine.stream``.
+    ``through``: who reads its streams; ``options`` are further keywords of ``Engine.stream``.
     """
 
     def run(prompt: Sequence[int], tokens: int) -> Run:
@@ -53,9 +60,10 @@ def engine_arm(engine: Engine, block_size: Any, **options: Any) -> Arm:
         first, stats = 0, None
         start = time.perf_counter()
         begun = start
-        for chunk in engine.stream(
+        chunks = engine.stream(
             list(prompt), max_tokens=tokens, block_size=block_size, reuse=False, **options
-        ):
+        )
+        for chunk in through(chunks):
             if not ids:
                 begun, first = time.perf_counter(), len(chunk.token_ids)
             ids += chunk.token_ids

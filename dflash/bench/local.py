@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash.bench import roofline
-from dflash.bench.arms import PLAIN, engine_arm
+from dflash.bench.arms import PLAIN, Through, engine_arm
 from dflash.bench.rows import Text
 from dflash.bench.trial import Contestant, Outcome, on_ids
 from dflash.bench.verdict import Verdict, judge
@@ -79,10 +79,16 @@ def block_sizes(native: int, asked: Sequence[int | str] | None) -> dict[str, int
 
 
 def contestants(
-    engine: Engine, blocks: Mapping[str, int | str], options: Mapping[str, Any]
+    engine: Engine,
+    blocks: Mapping[str, int | str],
+    options: Mapping[str, Any],
+    through: Through | None = None,
 ) -> dict[str, Contestant]:
-    """An arm for each block size."""
-    return {name: on_ids(engine_arm(engine, size, **options)) for name, size in blocks.items()}
+    """An arm for each block size; ``through``: who reads the streams, where several are asked."""
+    more: dict[str, Any] = {} if through is None else {"through": through, "progress": True}
+    return {
+        name: on_ids(engine_arm(engine, size, **more, **options)) for name, size in blocks.items()
+    }
 
 
 def says(engine: Engine) -> Callable[[Outcome], str]:

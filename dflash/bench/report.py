@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash.bench import protocols
 from dflash.bench.advice import Advice, advise
+from dflash.bench.load import Walls, loads
 from dflash.bench.rows import Row, Text, make_rows, texts_of
 from dflash.bench.trial import Record
 from dflash.bench.verdict import Verdict
@@ -35,6 +36,7 @@ class Material:
     pair: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    walls: Walls | None = None  # times of whole sets, where several requests ran at a time
     costs: tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]] | None = None
 
     @property
@@ -45,10 +47,10 @@ class Material:
 
 def build(material: Material) -> tuple[dict[str, Any], Advice]:
     """The whole report, and its advice."""
-    rows = _rows(material, material.records)
+    rows = _rows(material, material.records, material.walls)
     by_set = {name: _rows(material, group) for name, group in _groups(material, "set")}
     by_category = {name: _rows(material, group) for name, group in _groups(material, "category")}
-    advice = advise(rows, by_set, material.blocks)
+    advice = advise(rows, {} if material.walls else by_set, material.blocks)
     roof, curve = material.costs or (None, [])
     return {
         "format": FORMAT,
@@ -66,16 +68,24 @@ def build(material: Material) -> tuple[dict[str, Any], Advice]:
         "cost": list(curve),
         "roofline": roof,
         "notes": list(material.notes),
+        "loads": _loads(material),
     }, advice
 
 
-def _rows(material: Material, records: Iterable[Record]) -> list[Row]:
+def _loads(material: Material) -> dict[str, Any]:
+    found = {} if material.walls is None else loads(material.walls, material.base)
+    return {arm: load.to_json() for arm, load in found.items()}
+
+
+def _rows(material: Material, records: Iterable[Record], walls: Walls | None = None) -> list[Row]:
     texts: list[Text] = [
         text for text in texts_of(records).values() if set(material.arms) <= set(text)
     ]
     real = () if material.verdict is None else material.verdict.real
     proven = dict.fromkeys(real, NOT_LOSSLESS)
-    return make_rows(texts, material.arms, material.base, greedy=material.greedy, proven=proven)
+    return make_rows(
+        texts, material.arms, material.base, greedy=material.greedy, proven=proven, walls=walls
+    )
 
 
 def _groups(material: Material, by: str) -> list[tuple[str, list[Record]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dflash.bench import guards
@@ -28,6 +28,7 @@ class Row:
     refused: str | None  # why the speed-up may not be shown
     spread: float  # of the arm's repeats, see guards.spread
     totals: Totals  # all records of the arm in this group
+    lossy: bool = False  # it is refused because it differs from plain decoding
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -62,13 +63,26 @@ def make_rows(
     *,
     greedy: bool,
     proven: Mapping[str, str],
+    walls: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[Row]:
     """A row per arm over texts that all arms answered.
 
     ``greedy``: at temperature 0 only equal texts are compared; above it, times per token.
-    ``proven`` names arms whose speed-up is refused already, and why.
+    ``proven`` names arms whose speed-up is refused already, and why. ``walls``, where requests
+    ran beside each other: arm -> the times of the whole set, which decide instead.
     """
-    return [_row(texts, arm, base, greedy, proven.get(arm)) for arm in arms]
+    rows = [_row(texts, arm, base, greedy, proven.get(arm)) for arm in arms]
+    return rows if walls is None else [_by_wall(row, base, walls) for row in rows]
+
+
+def _by_wall(row: Row, base: str, walls: Mapping[str, Sequence[Any]]) -> Row:
+    """``row`` with throughput and speed-up by the wall clock."""
+    mine = walls[row.arm]
+    found = compared([walls] if row.texts else [], row.arm, base, per_token=True)
+    noise = max(guards.spread([[one.decode for one in walls[arm]]]) for arm in (row.arm, base))
+    refused = row.refused if row.lossy else _refusal(found, row.left_out, noise)
+    rate = ratio(sum(one.tokens for one in mine), sum(one.decode for one in mine))
+    return replace(row, rate=rate, speedup=found, refused=refused, spread=noise)
 
 
 def _row(texts: Sequence[Text], arm: str, base: str, greedy: bool, refused: str | None) -> Row:
@@ -80,11 +94,13 @@ def _row(texts: Sequence[Text], arm: str, base: str, greedy: bool, refused: str 
     times = [[run.decode for run in text[arm]] for text in good]
     spread = guards.spread(times)
     noise = max(spread, guards.spread(_times(good, base)))
+    lossy = refused is not None
     refused = refused or _refusal(found, reasons, noise)
     decoded = sum(run.tokens - run.first for text in sound for run in text[arm])
     spent = sum(run.decode for text in sound for run in text[arm])
     everything = add_up(run for text in texts for run in text[arm])
-    return Row(arm, len(good), reasons, ratio(decoded, spent), found, refused, spread, everything)
+    rate = ratio(decoded, spent)
+    return Row(arm, len(good), reasons, rate, found, refused, spread, everything, lossy)
 
 
 def _times(texts: Sequence[Text], arm: str) -> list[list[float]]:

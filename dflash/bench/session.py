@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from dflash.bench import local, record, report, sheet
 from dflash.bench.advice import Advice
 from dflash.bench.arms import PLAIN
+from dflash.bench.load import Line, Walls, loads, measure, one_at_a_time
 from dflash.bench.local import Template
 from dflash.bench.prompts import Conversation
 from dflash.bench.rows import texts_of
 from dflash.bench.totals import add_up
 from dflash.bench.trial import Contestant, Course, Journal, Record
+from dflash.bench.verdict import Verdict
 from dflash.engine import Engine
 from dflash.errors import ConfigError
 
@@ -42,13 +45,15 @@ class Settings:
     out: Path | None = None
     resume: bool = False
     costs: bool = True
-    concurrency: int = 1  # requests at a time; more than one only to a server
+    concurrency: int = 1  # requests at a time
 
     def __post_init__(self) -> None:
         """Refuse what no run could do. Raises ConfigError."""
         for name, least in (("tokens", 2), ("repeats", 1), ("warmup", 0), ("concurrency", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        if self.resume and self.concurrency > 1:
+            raise ConfigError("throughput at a --concurrency is of a whole run: leave out --resume")
 
     @property
     def greedy(self) -> bool:
@@ -59,6 +64,11 @@ class Settings:
         """What all records of one journal have to agree in."""
         template = {n: getattr(self.template, n) for n in ("chat", "system", "thinking")}
         return {"tokens": self.tokens, **self.sampling, **template, **pair}
+
+    def told(self) -> dict[str, Any]:
+        """What the report says of them."""
+        names = ("repeats", "warmup", "concurrency")
+        return {**self.shared({}), **{name: getattr(self, name) for name in names}}
 
     def journal(self, shared: Mapping[str, Any]) -> Journal:
         """The run's journal, in ``out`` if there is one. Raises ConfigError."""
@@ -78,41 +88,58 @@ def run(
     Raises ConfigError when there is nothing to compare, and whatever the engine raises.
     """
     others = others or {}
+    if others and settings.concurrency > 1:
+        raise ConfigError("other programs answer one request at a time: leave out --concurrency")
     native = engine.pair.draft_block_size
     if native is None and not others:
         raise ConfigError("there is no draft to measure: name one (--draft)")
     blocks = local.block_sizes(native or 1, settings.blocks if native else ())
-    ours = local.contestants(engine, blocks, settings.sampling)
-    course = _course(engine, settings, {**ours, **others})
     facts = sheet.machine(settings.threads)  # before anything runs: how busy is the machine?
     pair = sheet.pair_sheet(engine.pair)
     names = {n: pair.get(n) for n in ("target", "draft", "runs_on_dtype", "runs_on_threads")}
     if settings.out is not None:  # a run that is cut off has figures, too
         record.write(settings.out / CONDITIONS, facts)
-    with settings.journal(settings.shared(names)) as journal:
-        notes = _measure(course, conversations, settings, journal, say)
+    with ExitStack() as stack:
+        through = (
+            stack.enter_context(Line(settings.concurrency)) if settings.concurrency > 1 else None
+        )
+        ours = local.contestants(engine, blocks, settings.sampling, through)
+        course = _course(engine, settings, {**ours, **others})
+        journal = stack.enter_context(settings.journal(settings.shared(names)))
+        notes, walls = _measure(course, conversations, settings, journal, say)
         records = _wanted(journal, course, conversations, settings.repeats)
-    texts = {k: t for k, t in texts_of(records).items() if set(t) >= set(course.contestants)}
-    verdict = None
-    if settings.greedy:
-        arms = [arm for arm in blocks if arm != PLAIN]
-        verdict = local.greedy_verdict(engine, texts, course.asked, arms, {"temperature": 0.0})
     material = report.Material(
         records=records,
         blocks=blocks,
         others=list(others),
         base=PLAIN,
         greedy=settings.greedy,
-        verdict=verdict,
+        verdict=_verdict(engine, settings, course, records, blocks),
         sheet=facts,
         pair=sheet.pair_sheet(engine.pair),
-        settings={**settings.shared({}), "repeats": settings.repeats, "warmup": settings.warmup},
+        settings=settings.told(),
         notes=notes,
+        walls=walls,
     )
     if settings.costs and native:
         say("timing passes alone, and the machine's limits ...")
         material = replace(material, costs=_costs(engine, course, records))
     return finish(material, settings.out)
+
+
+def _verdict(
+    engine: Engine,
+    settings: Settings,
+    course: Course,
+    records: Sequence[Record],
+    blocks: Mapping[str, int | str],
+) -> Verdict | None:
+    """Whether our arms wrote what plain decoding writes; None above temperature 0."""
+    if not settings.greedy:
+        return None
+    texts = {k: t for k, t in texts_of(records).items() if set(t) >= set(course.contestants)}
+    arms = [arm for arm in blocks if arm != PLAIN]
+    return local.greedy_verdict(engine, texts, course.asked, arms, {"temperature": 0.0})
 
 
 def finish(material: report.Material, out: Path | None) -> tuple[dict[str, Any], Advice]:
@@ -136,8 +163,8 @@ def _course(engine: Engine, settings: Settings, contestants: Mapping[str, Contes
         contestants=contestants,
         tokens=settings.tokens,
         repeats=settings.repeats,
-        encode=lambda messages: settings.template.encode(engine, messages),
-        says=local.says(engine),
+        encode=one_at_a_time(lambda messages: settings.template.encode(engine, messages)),
+        says=one_at_a_time(local.says(engine)),
         context=engine.pair.context_length,
     )
 
@@ -148,18 +175,23 @@ def _measure(
     settings: Settings,
     journal: Journal,
     say: Say,
-) -> list[str]:
-    """Run; what there is to note."""
+) -> tuple[list[str], Walls | None]:
+    """Run; what there is to note, and the times by the wall where several run at a time."""
     if settings.warmup and conversations:
         say("warming up ...")
         course.warm_up(conversations[0], settings.warmup)
+    if settings.concurrency > 1:
+        walls = measure(course, conversations, settings.concurrency, journal, say)
+        found = loads(walls, PLAIN)
+        return [load.note(arm, settings.concurrency) for arm, load in found.items()], walls
     too_long = 0
     for number, done in enumerate(course.run(conversations, journal), 1):
         too_long += done is None
         say(f"{number} of {len(conversations)}: {'too long' if done is None else done.id}")
     if not too_long:
-        return []
-    return [f"{too_long} prompts left out or cut short: with the answer, longer than the context"]
+        return [], None
+    left_out = f"{too_long} prompts left out or cut short: with the answer, longer than the context"
+    return [left_out], None
 
 
 def _wanted(

@@ -109,7 +109,7 @@ BaselineUrl = Annotated[
 ]
 ApiKey = Annotated[str | None, _option(SERVER, "--api-key", metavar="KEY", help="Bearer token.")]
 Concurrency = Annotated[
-    int, _option(SERVER, "--concurrency", min=1, metavar="N", help="Requests at a time.")
+    int, _option(RUN, "--concurrency", min=1, metavar="N", help="Requests at a time.")
 ]
 
 
@@ -238,10 +238,6 @@ def _settings(given: dict[str, Any]) -> Settings:
     from dflash.bench.session import Settings
 
     names = ("temperature", "top_k", "top_p", "ignore_eos")
-    if given["concurrency"] > 1 and given["base_url"] is None:
-        raise ConfigError(
-            "one local engine runs one pass at a time: --concurrency needs --base-url"
-        )
     if given["resume"] and given["out"] is None:
         raise ConfigError("--resume needs the --out of the run to go on with")
     return Settings(

@@ -167,6 +167,7 @@ def _log_requests() -> None:
 
 def _package() -> Any:
     try:
+        import_module("dflash.serve.run")  # all that it needs, before a model is loaded
         return import_module("dflash.serve")
     except ModuleNotFoundError as problem:
         if problem.name is None or problem.name.split(".")[0] == "dflash":

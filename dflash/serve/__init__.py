@@ -8,8 +8,25 @@ at once put the same pair behind vLLM or SGLang (``dflash serve --engine``).
 
 from __future__ import annotations
 
-from dflash.serve.app import create_app
-from dflash.serve.config import ServeConfig
-from dflash.serve.run import serve
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflash.serve.app import create_app
+    from dflash.serve.config import ServeConfig
+    from dflash.serve.run import serve
+
+_HOME = {
+    "ServeConfig": "dflash.serve.config",
+    "create_app": "dflash.serve.app",
+    "serve": "dflash.serve.run",
+}
 
 __all__ = ["ServeConfig", "create_app", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    """A name's module is imported when it is asked for: the queue needs no web framework."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

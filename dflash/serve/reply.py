@@ -11,7 +11,6 @@ from dflash.core.stats import Stats
 from dflash.core.types import Logprob
 from dflash.results import Chunk
 from dflash.serve.calls import Call
-from dflash.serve.errors import ApiError
 from dflash.serve.splitter import Delta, Splitter
 from dflash.serve.tally import Asked, Tally
 from dflash.serve.worker import Event, Job, Worker
@@ -123,7 +122,7 @@ class Reply:
         over = False
         try:
             while (event := await self._events.get()) is not None:
-                if isinstance(event, ApiError):
+                if isinstance(event, Exception):
                     over = True
                     raise event
                 choice = self.choices.get(event.index)

@@ -15,7 +15,7 @@ from threading import Condition, Thread
 from dflash.results import Chunk
 from dflash.serve.errors import ApiError, as_api_error
 
-Event = Chunk | ApiError | None
+Event = Chunk | Exception | None
 """What a job hears: a chunk, why there will be no more, or that it is complete."""
 
 
@@ -34,8 +34,17 @@ class Job:
 class Worker:
     """Runs jobs. ``submit``, ``cancel`` and the counts may be called from any thread."""
 
-    def __init__(self, most_running: int, most_waiting: int) -> None:
-        """``most_running`` jobs take turns, ``most_waiting`` wait, one more is refused."""
+    def __init__(
+        self,
+        most_running: int,
+        most_waiting: int,
+        explain: Callable[[Exception], Exception] = as_api_error,
+    ) -> None:
+        """``most_running`` jobs take turns, ``most_waiting`` wait, one more is refused.
+
+        ``explain``: what a job hears of a fault in its stream.
+        """
+        self._explain = explain
         self._most_running, self._most_waiting = most_running, most_waiting
         self._running: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
@@ -139,14 +148,14 @@ class Worker:
         try:
             chunk = next(job.stream, None)
         except Exception as problem:  # noqa: BLE001 - the door: one request's fault ends that one
-            return self._end(job, as_api_error(problem))
+            return self._end(job, self._explain(problem))
         if chunk is None:
             self._mean += (time.monotonic() - job.started - self._mean) / 8
             return self._end(job, None)
         job.hear(chunk)
         return None
 
-    def _end(self, job: Job, problem: ApiError | None, tell: bool = True) -> None:
+    def _end(self, job: Job, problem: Exception | None, tell: bool = True) -> None:
         close = getattr(job.stream, "close", None)
         if close is not None:
             close()

@@ -143,6 +143,8 @@ def test_requests_run_at_the_concurrency_that_was_asked_for(tmp_path: Path) -> N
     assert "acceptance length 2.00" in found["notes"][0]
 
 
-def test_concurrency_is_for_servers() -> None:
-    done = run("bench", "--model", "toy", "--draft", "toy:oracle", "--concurrency", 4)
-    assert done.code == 2 and "needs --base-url" in done.err
+@pytest.mark.parametrize("where", ["--base-url", "--draft"])
+def test_a_throughput_is_never_of_half_a_run(where: str, tmp_path: Path) -> None:
+    words = ("--model", "toy", where, "toy:oracle", "--concurrency", 4, "--resume")
+    done = run("bench", *words, "--out", tmp_path)
+    assert done.code == 2 and "leave out --resume" in done.err
