@@ -81,6 +81,7 @@ def _local(given: argparse.Namespace) -> list[str]:
         "backend": LOCAL[given.backend],
         "draft_sliding_window_size": given.draft_sliding_window_size,
         "threads": given.threads,
+        "device": _device(processes),
         "profile": False,
     }
     if given.model == "toy":
@@ -113,6 +114,15 @@ def _local(given: argparse.Namespace) -> list[str]:
             f"{given.max_new_tokens}: ask for fewer"
         )
     return protocols.upstream(slow, fast, size).lines()
+
+
+def _device(processes: int) -> str | None:
+    """The GPU of this process, where there are several; None = as usual."""
+    if processes == 1:
+        return None
+    from torch import cuda
+
+    return f"cuda:{env.local_rank() % cuda.device_count()}" if cuda.is_available() else None
 
 
 def _gathered(mine: list[tuple[str, Outcome]], processes: int) -> list[tuple[str, Outcome]]:

@@ -5,7 +5,7 @@ DFLASH_BLOCK_SIZE   block size (anchor included) or "auto", below the command li
 DFLASH_API_KEY      a key that clients of ``dflash serve`` must send
 CI                  plain output, no progress animation
 NO_COLOR            no colours
-RANK, WORLD_SIZE    which of how many processes this is, as torchrun sets them
+RANK, WORLD_SIZE, LOCAL_RANK   which of how many processes this is, as torchrun sets them
 HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE   never reach out to the hub
 """
 
@@ -66,6 +66,12 @@ def shard() -> tuple[int, int]:
     if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
         raise ConfigError(f"RANK={texts[0]} and WORLD_SIZE={texts[1]} do not name a process")
     return int(texts[0]), int(texts[1])
+
+
+def local_rank() -> int:
+    """Which of this machine's processes this is, under torchrun; 0 elsewhere."""
+    text = os.environ.get("LOCAL_RANK", "").strip()
+    return int(text) if text.isdecimal() else 0
 
 
 def in_ci() -> bool:

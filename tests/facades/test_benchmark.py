@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from dflash import benchmark
 from tests.bench import servers
 from tests.bench.servers import TOKENS, served
+from tests.cluster.serving import free_port
 
 TOY = ("--model", "toy", "--draft-model", "toy:script:1,3,0", "--max-new-tokens", "24")
 
@@ -81,6 +85,43 @@ def test_processes_of_torchrun_share_the_prompts(
         printed = out(capsys, *TOY, *data, "--max-new-tokens", "12")
         assert bool(printed) is (rank == "0"), "the first one prints"
     assert [len(part) for part in parts] == [3 * 2 * 2, 2 * 2 * 2], "prompts x turns x arms"
+
+
+@pytest.mark.torch
+def test_two_processes_find_what_one_finds(
+    data: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real ones, with the variables that torchrun sets; counts are added up over gloo."""
+    pytest.importorskip("torch")
+    alone = out(capsys, *TOY, *data).splitlines()
+    command = [sys.executable, "-m", "dflash.benchmark", *TOY, *data]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen(
+            command, env={**os.environ, **shared, "RANK": rank}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in ("0", "1")
+    ]
+    printed = [process.communicate(timeout=120)[0].splitlines() for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert [line for line in printed[1] if line] == [], "the first one prints"
+    assert printed[0][-2:] == alone[-2:], "acceptance length and histogram"
+    assert len(printed[0]) == len(alone)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("gpus", "processes", "device"),
+    [(2, 2, "cuda:1"), (1, 2, "cuda:0"), (0, 2, None), (2, 1, None)],
+)
+def test_each_process_has_a_gpu_of_its_own_as_far_as_there_are(
+    gpus: int, processes: int, device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert benchmark._device(processes) == device
 
 
 def test_a_process_without_a_prompt_still_gives_its_share(
