@@ -1,6 +1,7 @@
 """The README's table of peers: every way to continue the same prompts, measured in one run.
 
-    python -m bench.peers --max-samples 2 --repeats 3
+    python -m bench.peers
+    python -m bench.peers --seconds 150     # again and again, until it writes the table
     python -m bench.peers --table-only
 
 ``dflash bench --against ...`` on the demo pair, greedy, a fixed number of tokens; it goes on from
@@ -11,6 +12,7 @@ README, with its conditions below it.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -37,16 +39,29 @@ NAMES = {
     "reference-wheel": "reference wheel `dflash` 0.1.0",
     "llama.cpp": "llama.cpp, Q4_1 kernels",
     "llama.cpp ngram": "llama.cpp, Q4_1, its n-gram drafts",
+    "llama.cpp dflash": "llama.cpp, Q4_1, our draft as a sidecar, block 4",
 }
 HEAD = ("on the demo pair", "tok/s", "x transformers (95 %)", "committed", "same text")
 
 
-def measure(out: Path, more: Sequence[str]) -> None:
-    """Run what is missing in ``out``. Raises CalledProcessError."""
+def measure(out: Path, more: Sequence[str], seconds: float | None = None) -> bool:
+    """Run what is missing in ``out``; False = after ``seconds`` there was more to do.
+
+    Raises CalledProcessError.
+    """
     command = [sys.executable, "-m", "dflash", "bench", "--data-dir", str(ROOT / "bench/prompts")]
     command += ["--dataset", "gsm8k,humaneval,mt-bench", "--against", AGAINST, "--no-costs"]
     command += ["--resume", "--out", str(out), *more]
-    subprocess.run(command, check=True)
+    with subprocess.Popen(command) as running:
+        try:
+            status = running.wait(seconds)
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGINT)  # the answer in work is lost, no other
+            running.wait()
+            return False
+    if status:
+        raise subprocess.CalledProcessError(status, command)
+    return True
 
 
 def rows_of(records: Sequence[Record], arms: Sequence[str]) -> tuple[list[Row], int]:
@@ -97,17 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     flags.add_argument("--out", type=Path, default=ROOT / "runs" / "peers")
     flags.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    flags.add_argument("--max-samples", default="2", help="prompts of each set")
+    flags.add_argument("--max-samples", default="3", help="prompts of each set")
     flags.add_argument("--max-tokens", default="64")
-    flags.add_argument("--repeats", default="3")
+    flags.add_argument("--repeats", default="2")
     flags.add_argument("--threads", default="2")
     flags.add_argument("--block-sizes", default="3,8,auto")
+    flags.add_argument("--seconds", type=float, help="stop after that long; run again to go on")
     flags.add_argument("--table-only", action="store_true", help="from what --out holds")
     given = flags.parse_args(arguments)
     if not given.table_only:
         names = ("max_samples", "max_tokens", "repeats", "threads", "block_sizes")
         more = [w for n in names for w in (f"--{n.replace('_', '-')}", getattr(given, n))]
-        measure(given.out, [*more, "--ignore-eos"])
+        if not measure(given.out, [*more, "--ignore-eos"], given.seconds):
+            raise SystemExit(f"stopped after {given.seconds:g} s: run it again to go on")
     sheet = json.loads((given.out / CONDITIONS).read_text(encoding="utf-8"))
     head, *lines = (given.out / RECORDS).read_text(encoding="utf-8").splitlines()
     records = [Record.from_json(json.loads(line)) for line in lines]

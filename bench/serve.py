@@ -129,6 +129,7 @@ def main() -> None:
     flags = record.parser(__doc__, tokens=64, prompts=4)
     flags.add_argument("--repeats", type=int, default=3)
     flags.add_argument("--block-size", type=int, default=4)
+    flags.add_argument("--only", choices=("added", "turn"), help="one of the two alone")
     given = flags.parse_args()
     words = ["--model", given.target, "--threads", str(given.threads)]
     words += [] if given.draft is None else ["--draft", given.draft]
@@ -138,11 +139,11 @@ def main() -> None:
         dflash.load(given.target, given.draft, threads=given.threads) as engine,
         httpx.Client(base_url=address, timeout=300) as client,
     ):
-        result = {
-            "conditions": record.conditions(given.threads),
-            "second_turn": second_turn(given, engine, client),
-            "added": added(given, engine, client),
-        }
+        parts = {"turn": second_turn, "added": added}
+        asked = [given.only] if given.only else list(parts)
+        result: dict[str, Any] = {"conditions": record.conditions(given.threads)}
+        for name in asked:
+            result[name] = parts[name](given, engine, client)
     print(json.dumps(result, indent=1))
     if given.out is not None:
         record.write(given.out, result)

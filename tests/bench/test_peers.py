@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -123,7 +124,37 @@ def test_llama_cpp_answers_on_the_demo_target() -> None:
         engine = stack.enter_context(dflash.load(threads=1, profile=False))
         ids = engine.encode("How do rainbows form?")
         arms = open_peers(stack, ["llama.cpp"], engine, {}, lambda _: None)
-        assert list(arms) == ["llama.cpp", "llama.cpp ngram"]
-        plain, looked = (arm(Ask((), tuple(ids)), 24) for arm in arms.values())
-    assert plain.ids == looked.ids and len(plain.ids) == 24
+        assert list(arms) == ["llama.cpp", "llama.cpp ngram", "llama.cpp dflash"]
+        plain, *others = (arm(Ask((), tuple(ids)), 24) for arm in arms.values())
+    assert [other.ids for other in others] == [plain.ids] * 2 and len(plain.ids) == 24
     assert plain.prefill > 0 and plain.decode > 0
+    assert others[1].drafted > others[1].accepted > 0
+
+
+@pytest.mark.torch
+def test_llama_cpp_drafts_with_the_pairs_own_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Converted once, and again where the files have changed."""
+    pytest.importorskip("xllamacpp")
+    from dflash.bench.peers import worker
+    from dflash.bench.peers.sidecar import sidecar_of
+    from tests.backends.gguf_files import save_folder
+    from tests.backends.tiny import tiny_target, tiny_tokenizer
+    from tests.backends.tiny_gguf import write_gguf
+
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "cache"))
+    target = write_gguf(tmp_path / "target.gguf", tiny_target("llama"), tiny_tokenizer())
+    draft = save_folder(tmp_path / "draft")
+    file = sidecar_of(str(draft), target)
+    assert file is not None and sidecar_of(f"{draft}+ngram", target) == file
+    os.utime(draft / "model.safetensors", ns=(1, 1))
+    assert sidecar_of(str(draft), target) != file
+    assert sidecar_of("ngram", target) is None is sidecar_of(None, target)
+    told = {"target": str(target), "threads": 1, "eos": [0], "ignore_eos": True}
+    prompt = [5, 77, 130, 9, 42, 77, 130]
+    plain, drafted = (
+        worker.llama_cpp({**told, "drafts": drafts})(prompt, 12) for drafts in (None, str(file))
+    )
+    assert drafted["ids"] == plain["ids"] and len(plain["ids"]) == 12
+    assert drafted["drafted"] > 0 and "drafted" not in plain

@@ -12,6 +12,7 @@ from typing import Any
 from dflash.bench.arms import engine_arm
 from dflash.bench.peers import environment
 from dflash.bench.peers.process import Peer
+from dflash.bench.peers.sidecar import sidecar_of
 from dflash.bench.trial import Contestant, on_ids
 from dflash.config import NGRAM, split_draft
 from dflash.engine import Engine, load
@@ -90,10 +91,11 @@ def _llama(engine: Engine, told: Spec, python: Path) -> list[tuple[str, Path, Sp
     if importlib.util.find_spec("xllamacpp") is None:
         raise MissingBackend("llama.cpp as an arm needs one more package: pip install xllamacpp")
     told |= {"target": str(target.resolve())}
-    return [
-        ("llama.cpp", python, {**told, "speculative": False}),
-        ("llama.cpp ngram", python, {**told, "speculative": True}),
-    ]
+    drafts: dict[str, Spec] = {"llama.cpp": {}, "llama.cpp ngram": {"drafts": "ngram"}}
+    file = sidecar_of(engine.pair.draft_name, target)
+    if file is not None:
+        drafts["llama.cpp dflash"] = {"drafts": str(file)}
+    return [(arm, python, {**told, **more}) for arm, more in drafts.items()]
 
 
 def _folder(engine: Engine) -> str:

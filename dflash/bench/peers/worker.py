@@ -147,10 +147,13 @@ def llama_cpp(told: Spec) -> Answer:
     params.model.path, params.n_ctx, params.n_parallel = told["target"], 4096, 1
     if told["threads"]:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = told["threads"]
-    if told["speculative"]:
-        params.speculative.types = [
-            xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE
-        ]
+    drafts = told.get("drafts")  # ngram, or a sidecar's file
+    if drafts is not None:
+        kind = "NGRAM_SIMPLE" if drafts == "ngram" else "DRAFT_DFLASH"
+        kinds = xllamacpp.common_speculative_type
+        params.speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+    if drafts not in (None, "ngram"):
+        params.speculative.draft.mparams.path = drafts  # 3 drafted tokens, as it has it
     server = xllamacpp.Server(params)
 
     def answer(prompt: list[int], tokens: int) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def llama_cpp(told: Spec) -> Answer:
             made += told["eos"][:1]  # it leaves out the token that ended the text
         prefill = timings["prompt_ms"] / 1e3
         counts: dict[str, Any] = {}
-        if told["speculative"]:
+        if drafts is not None:
             kept = int(timings.get("draft_n_accepted") or 0)
             rounds = max(0, int(timings["predicted_n"]) - 1 - kept)
             counts = {
