@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from dflash.cli import bench, chat, doctor, generate, inspect, pull, serve, train
+from dflash.cli import bench, chat, doctor, generate, inspect, pull, serve, sweep, train
 from dflash.cli.compare import compare
 from dflash.cli.convert import convert
 from dflash.cli.output import emit_json, error, forgive_characters, note, quiet_libraries
@@ -102,7 +102,7 @@ app = typer.Typer(
 for command in (
     *(generate.generate, chat.chat, train.train, inspect.inspect, pull.pull),
     *(audit, doctor.doctor, convert, compare, serve.serve),
-    *(bench.bench, bench.sweep),
+    *(bench.bench, sweep.sweep),
 ):
     app.command(cls=Verb)(command)
 

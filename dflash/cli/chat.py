@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
+from dflash.cli.given import keep_bytes, open_engine, settings_of
+from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import TextWriter, closing_line, error, note, status
 from dflash.errors import PromptError
 from dflash.results import joined
@@ -28,36 +30,18 @@ HELP = (
 ANSWER_ROOM = 64  # tokens kept free for an answer before old turns are dropped
 
 
-@e.with_engine_flags
+@with_groups
 def chat(
-    model: o.Model = None,
-    draft: o.Draft = None,
-    backend: o.Backend = "auto",
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    draft_sliding_window_size: o.Window = None,
-    taps: o.Taps = None,
+    pair: Given = o.PAIR_FLAGS,
     force_dflash: o.ForceDFlash = False,
-    threads: o.Threads = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    engine_flags: e.Given = None,
+    engine_flags: Given = e.FLAGS,
     no_profile: o.NoProfile = False,
     no_mtp: o.NoMtp = False,
     max_tokens: o.MaxTokens = 512,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
-    min_p: t.MinP = 0.0,
-    repetition_penalty: t.RepetitionPenalty = 1.0,
-    presence_penalty: t.PresencePenalty = 0.0,
-    frequency_penalty: t.FrequencyPenalty = 0.0,
-    no_repeat_ngram: t.NoRepeatNgram = 0,
-    logit_bias: t.LogitBias = None,
-    min_tokens: t.MinTokens = 0,
-    json_schema: t.JsonSchema = None,
-    regex: t.Regex = None,
-    grammar: t.Grammar = None,
-    thinking_budget: t.ThinkingBudget = None,
+    shape: Given = t.SHAPE_FLAGS,
     seed: o.Seed = None,
     stop: o.Stop = None,
     system: o.System = None,
@@ -74,9 +58,9 @@ def chat(
     With --seed the first answer is that of generate, and every later turn has a seed derived from
     it and from its number since the last /reset.
     """
-    given = {**locals(), "no_chat_template": False}
-    settings = o.settings(given)
-    with o.open_engine(given) as engine:
+    given = {**flat(locals()), "no_chat_template": False}
+    settings = settings_of(given)
+    with open_engine(given) as engine:
         talk = Conversation(engine, settings, show_drafts)
         status(HELP)
         for line in _lines():
@@ -90,7 +74,7 @@ def _lines() -> Iterator[str]:
     if ask:
         with suppress(ImportError):  # history and arrow keys, where Python has them
             import_module("readline")
-    o.keep_bytes()  # a line that is no text is refused when it is answered
+    keep_bytes()  # a line that is no text is refused when it is answered
     while True:
         try:
             line = input(ask) if ask else sys.stdin.readline()

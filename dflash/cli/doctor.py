@@ -9,6 +9,8 @@ import typer
 
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
+from dflash.cli.given import open_engine
+from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import emit_json, status
 from dflash.cli.verify import Prompts
 
@@ -20,18 +22,10 @@ if TYPE_CHECKING:
 BROKEN = 1  # exit status
 
 
-@e.with_engine_flags
+@with_groups
 def doctor(
-    model: o.Model = None,
-    draft: o.Draft = None,
-    backend: o.Backend = "auto",
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    draft_sliding_window_size: o.Window = None,
-    taps: o.Taps = None,
-    threads: o.Threads = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    engine_flags: e.Given = None,
+    pair: Given = o.PAIR_FLAGS,
+    engine_flags: Given = e.FLAGS,
     prompts: Prompts = None,
     max_tokens: Annotated[
         int,
@@ -41,12 +35,12 @@ def doctor(
     debug: o.Debug = False,
 ) -> None:
     """Examine a pair: fit, acceptance, cost, and a verdict. Exit status 1 when it is broken."""
-    given = locals()
+    given = flat(locals())
     from dflash.doctor.measured import examine
     from dflash.verify.prompts import read
 
     texts = [prompt.text for prompt in read(prompts)]
-    report = examine(lambda: o.open_engine(given), texts, max_tokens, status)
+    report = examine(lambda: open_engine(given), texts, max_tokens, status)
     if json:
         emit_json(report.to_json())
     else:

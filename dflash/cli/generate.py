@@ -12,6 +12,8 @@ import typer
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
+from dflash.cli.given import open_engine, read_prompt, settings_of
+from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import (
     TextWriter,
     as_json,
@@ -34,40 +36,22 @@ PLAIN = {"block_size": 1, "draft_tokens": None, "min_acceptance_rate": None}
 WARM_UP = 16  # tokens; the first rounds of a process pay for allocations and lazy loading
 
 
-@e.with_engine_flags
+@with_groups
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - = standard input.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="A file that holds the prompt.")
     ] = None,
-    model: o.Model = None,
-    draft: o.Draft = None,
-    backend: o.Backend = "auto",
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    draft_sliding_window_size: o.Window = None,
-    taps: o.Taps = None,
+    pair: Given = o.PAIR_FLAGS,
     force_dflash: o.ForceDFlash = False,
-    threads: o.Threads = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    engine_flags: e.Given = None,
+    engine_flags: Given = e.FLAGS,
     no_profile: o.NoProfile = False,
     no_mtp: o.NoMtp = False,
     max_tokens: o.MaxTokens = 256,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
-    min_p: t.MinP = 0.0,
-    repetition_penalty: t.RepetitionPenalty = 1.0,
-    presence_penalty: t.PresencePenalty = 0.0,
-    frequency_penalty: t.FrequencyPenalty = 0.0,
-    no_repeat_ngram: t.NoRepeatNgram = 0,
-    logit_bias: t.LogitBias = None,
-    min_tokens: t.MinTokens = 0,
-    json_schema: t.JsonSchema = None,
-    regex: t.Regex = None,
-    grammar: t.Grammar = None,
-    thinking_budget: t.ThinkingBudget = None,
+    shape: Given = t.SHAPE_FLAGS,
     logprobs: t.Logprobs = None,
     n: t.Count = 1,
     seed: o.Seed = None,
@@ -91,13 +75,13 @@ def generate(
     debug: o.Debug = False,
 ) -> None:
     """Answer one prompt. Without a model: the demo pair."""
-    given = locals()
-    if compare and draft == NO_DRAFT:
+    given = flat(locals())
+    if compare and given["draft"] == NO_DRAFT:
         raise ConfigError("--compare measures a draft against none: leave out --draft none")
     if compare and seed is None:
         given["seed"] = secrets.randbits(32)  # both arms need the same noise
-    text, settings = o.read_prompt(prompt, prompt_file), o.settings(given)
-    with o.open_engine(given) as engine:
+    text, settings = read_prompt(prompt, prompt_file), settings_of(given)
+    with open_engine(given) as engine:
         job = Job(engine, text, settings)
         if compare:
             job.warm_up()

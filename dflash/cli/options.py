@@ -1,30 +1,12 @@
-"""The flags that mean the same in every command, and how they become configs."""
+"""The flags that mean the same in every command."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from dflash import env
-from dflash.cli.engine_flags import load_options
-from dflash.cli.output import note
-from dflash.cli.text_options import shape
-from dflash.config import (
-    GenerateConfig,
-    GenerateOptions,
-    LoadOptions,
-    from_options,
-    parse_block_size,
-)
-from dflash.errors import ConfigError, PromptError
-from dflash.prompt import insist_on_text
-
-if TYPE_CHECKING:
-    from dflash.engine import Engine
+from dflash.cli.groups import Flag, Group
 
 PAIR, TEXT, OUT = "Pair", "Text", "Output"
 
@@ -175,92 +157,17 @@ Debug = Annotated[
     bool, _out("--debug", callback=_flag("debug"), is_eager=True, help="Tracebacks on errors.")
 ]
 
-
-def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of ``Engine.stream`` from a command's parameters, checked. Raises ConfigError.
-
-    The flags come before DFLASH_BLOCK_SIZE, which comes before the draft's own default.
-    """
-    given = _with_preset(given)
-    names = [name for name in GenerateOptions.__annotations__ if name in given]
-    options = {name: given[name] for name in names} | shape(given)
-    size = given["block_size"]
-    options["block_size"] = None if size is None else parse_block_size(size)
-    if size is None and given["draft_tokens"] is None:
-        options["block_size"] = _from_environment(given)
-    insist_on_text(given["system"] or "", "the system message")
-    from_options(GenerateConfig, options)  # before a minute of loading, not after
-    return {**options, "chat_template": not given["no_chat_template"], "system": given["system"]}
-
-
-def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What ``--profile`` says, under what the other flags say. Raises UnknownName."""
-    if given.get("preset") is None:
-        return given
-    from dflash.speculative import SpeculativeConfig
-
-    preset = SpeculativeConfig.profile(given["preset"])
-    found = dict(given)
-    if given["block_size"] is None and given["draft_tokens"] is None:
-        found["draft_tokens"] = preset.draft_tokens_per_step
-    if given["min_acceptance_rate"] is None:
-        found["min_acceptance_rate"] = preset.min_acceptance_rate
-    found["strict_mode"] = given["strict_mode"] or preset.strict_mode
-    return found
-
-
-def _from_environment(given: Mapping[str, Any]) -> int | Literal["auto"] | None:
-    """DFLASH_BLOCK_SIZE; its "auto" gives way to a rule for fixed blocks that was asked for."""
-    size = env.block_size()
-    return None if size == "auto" and given.get("min_acceptance_rate") is not None else size
-
-
-def open_engine(given: Mapping[str, Any]) -> Engine:
-    """The engine that a command's parameters name. Raises whatever ``dflash.load`` raises."""
-    from dflash.engine import load
-
-    options: Any = {name: given[name] for name in LoadOptions.__annotations__ if name in given}
-    options |= load_options(given.get("engine_flags") or {})
-    options["profile"] = not given.get("no_profile", False)
-    if given.get("no_mtp", False):
-        options["mtp"] = False
-    engine = load(given["model"], given["draft"], **options)
-    if engine.pair.draft_name is None and given["draft"] is None:
-        note("no draft for this target, so plain decoding: --draft names one")
-    return engine
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the argument, standard input (``-``) or a file.
-
-    One newline at the very end is the editor's or the shell's, and dropped. Raises ConfigError,
-    and PromptError when there is nothing but space.
-    """
-    if prompt is not None and file is not None:
-        raise ConfigError("give a prompt or --prompt-file, not both")
-    if file is not None:
-        text = _read_file(file).removesuffix("\n")
-    elif prompt is None:
-        raise ConfigError('give a prompt: dflash generate "...", or - to read it from a pipe')
-    else:
-        keep_bytes()
-        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    insist_on_text(text)
-    if not text.strip():
-        raise PromptError("the prompt is empty: give some text")
-    return text
-
-
-def keep_bytes() -> None:
-    """Read standard input as the shell hands arguments over: no byte is lost, none is an error."""
-    if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")
-
-
-def _read_file(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as problem:
-        raise ConfigError(f"cannot read --prompt-file {file}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--prompt-file {file} is not UTF-8 text") from None
+PAIR_FLAGS = Group(
+    {
+        "model": Flag(Model),
+        "draft": Flag(Draft),
+        "backend": Flag(Backend, "auto"),
+        "device": Flag(Device),
+        "dtype": Flag(Dtype),
+        "draft_sliding_window_size": Flag(Window),
+        "taps": Flag(Taps),
+        "threads": Flag(Threads),
+        "trust_remote_code": Flag(TrustRemoteCode, False),
+    }
+)
+"""What every command that opens a pair takes."""

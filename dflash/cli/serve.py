@@ -13,6 +13,8 @@ from dflash import env
 from dflash.cli import engine_flags as e
 from dflash.cli import engines as other
 from dflash.cli import options as o
+from dflash.cli.given import open_engine
+from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import note, status
 from dflash.config import NO_DRAFT, BlockSize, parse_block_size
 from dflash.errors import CheckpointError, ConfigError, DFlashError, MissingBackend, PairError
@@ -31,19 +33,11 @@ def _limit(*names: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=LIMITS, **more)
 
 
-@e.with_engine_flags
+@with_groups
 def serve(
     ctx: typer.Context,
-    model: o.Model = None,
-    draft: o.Draft = None,
-    backend: o.Backend = "auto",
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    draft_sliding_window_size: o.Window = None,
-    taps: o.Taps = None,
-    threads: o.Threads = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    engine_flags: e.Given = None,
+    pair: Given = o.PAIR_FLAGS,
+    engine_flags: Given = e.FLAGS,
     no_profile: o.NoProfile = False,
     no_mtp: o.NoMtp = False,
     allow_fallback: Annotated[
@@ -120,7 +114,7 @@ def serve(
     debug: o.Debug = False,
 ) -> None:
     """Serve a pair over HTTP: OpenAI's chat, completions and responses, Anthropic's messages."""
-    given = locals()
+    given = flat(locals())
     other.check_flags(ctx, engine_name)
     size = _block_size(block_size, draft_tokens)
     if engine_name is not None:
@@ -206,7 +200,7 @@ def _keys(file: Path | None) -> tuple[str, ...]:
 def _open(given: dict[str, Any]) -> tuple[Engine, str | None]:
     """The engine, and why it has no draft where one was asked for and could not be loaded."""
     try:
-        return o.open_engine(given), None
+        return open_engine(given), None
     except (CheckpointError, PairError, ConfigError) as problem:
         if not given["allow_fallback"] or given["draft"] in (None, NO_DRAFT):
             raise
@@ -214,6 +208,6 @@ def _open(given: dict[str, Any]) -> tuple[Engine, str | None]:
 
 
 def _without_draft(given: dict[str, Any], problem: DFlashError) -> Engine:
-    engine = o.open_engine({**given, "draft": NO_DRAFT})
+    engine = open_engine({**given, "draft": NO_DRAFT})
     note(f"draft: off, because it could not be loaded: {problem}")
     return engine

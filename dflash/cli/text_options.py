@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dflash.cli.groups import Flag, Group
 from dflash.errors import ConfigError
 
 PANEL = "Shape of the text"
@@ -57,6 +58,23 @@ Logprobs = Annotated[
     _shape("--logprobs", metavar="K", help="Report log-probabilities, of K alternatives too."),
 ]
 Count = Annotated[int, _shape("--n", metavar="N", help="Answers to the same prompt.")]
+
+SHAPE_FLAGS = Group(
+    {
+        "min_p": Flag(MinP, 0.0),
+        "repetition_penalty": Flag(RepetitionPenalty, 1.0),
+        "presence_penalty": Flag(PresencePenalty, 0.0),
+        "frequency_penalty": Flag(FrequencyPenalty, 0.0),
+        "no_repeat_ngram": Flag(NoRepeatNgram, 0),
+        "logit_bias": Flag(LogitBias),
+        "min_tokens": Flag(MinTokens, 0),
+        "json_schema": Flag(JsonSchema),
+        "regex": Flag(Regex),
+        "grammar": Flag(Grammar),
+        "thinking_budget": Flag(ThinkingBudget),
+    }
+)
+"""What every command that writes a text takes."""
 
 
 def shape(given: Mapping[str, Any]) -> dict[str, Any]:

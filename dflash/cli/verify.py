@@ -13,6 +13,8 @@ import typer
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
+from dflash.cli.given import open_engine, settings_of
+from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import emit_json, note, status
 from dflash.errors import ConfigError
 
@@ -37,35 +39,17 @@ Prompts = Annotated[
 ]
 
 
-@e.with_engine_flags
+@with_groups
 def verify(
-    model: o.Model = None,
-    draft: o.Draft = None,
-    backend: o.Backend = "auto",
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    draft_sliding_window_size: o.Window = None,
-    taps: o.Taps = None,
+    pair: Given = o.PAIR_FLAGS,
     force_dflash: o.ForceDFlash = False,
-    threads: o.Threads = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    engine_flags: e.Given = None,
+    engine_flags: Given = e.FLAGS,
     prompts: Prompts = None,
     max_tokens: o.MaxTokens = 64,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
-    min_p: t.MinP = 0.0,
-    repetition_penalty: t.RepetitionPenalty = 1.0,
-    presence_penalty: t.PresencePenalty = 0.0,
-    frequency_penalty: t.FrequencyPenalty = 0.0,
-    no_repeat_ngram: t.NoRepeatNgram = 0,
-    logit_bias: t.LogitBias = None,
-    min_tokens: t.MinTokens = 0,
-    json_schema: t.JsonSchema = None,
-    regex: t.Regex = None,
-    grammar: t.Grammar = None,
-    thinking_budget: t.ThinkingBudget = None,
+    shape: Given = t.SHAPE_FLAGS,
     seed: o.Seed = None,
     ignore_eos: o.IgnoreEos = False,
     system: o.System = None,
@@ -86,12 +70,12 @@ def verify(
 
     Other failures: 2 for what can be mended, 141 when the reader of the output left early.
     """
-    given = locals()
+    given = flat(locals())
     settings = _settings(given)
     from dflash.verify.prompts import read
 
     texts = read(prompts)
-    with o.open_engine(given) as engine:
+    with open_engine(given) as engine:
         _insist_on_draft(engine, settings)
         comparison = _compare(engine, texts, settings, aloud=not json)
         audits = _sample(engine, texts[0], settings, samples) if sampling else []
@@ -114,7 +98,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     if given["temperature"] > 0 and given["seed"] is None:
         given["seed"] = secrets.randbits(32)
         note(f"equal samples need a seed: this is --seed {given['seed']}")
-    return o.settings(given)
+    return settings_of(given)
 
 
 def _insist_on_draft(engine: Engine, settings: dict[str, Any]) -> None:

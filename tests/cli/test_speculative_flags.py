@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dflash.cli.options import settings
+from dflash.cli.given import settings_of as settings
 from dflash.engine import load
 from tests.cli.running import run
 
