@@ -3,7 +3,7 @@
 # files anew, and holds this package to them. tests/parity/README.md says what is in them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=.venv-reference torch=$1
+venv=.venv-reference mlx=.venv-reference-mlx torch=$1
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" 2> >(grep -v '^WARNING: Location' >&2 || true); }
 if [ ! -e "$venv/.installed" ]; then
     "$PY" -m venv "$venv"
@@ -14,7 +14,14 @@ if [ ! -e "$venv/.installed" ]; then
     pip install -q transformers==5.15.0 safetensors numpy
     touch "$venv/.installed"
 fi
+if [ ! -e "$mlx/.installed" ]; then
+    "$PY" -m venv "$mlx"
+    "$mlx/bin/python" -m pip install -q --no-deps dflash==0.1.0
+    "$mlx/bin/python" -m pip install -q "mlx[cpu]==0.32.4" mlx-lm==0.31.3 numpy
+    touch "$mlx/.installed"
+fi
 (cd tests/parity && "../../$venv/bin/python" make_reference.py)
+(cd tests/parity && "../../$mlx/bin/python" make_reference_mlx.py)
 draft=$(mktemp -d)
 trap 'rm -rf "$draft"' EXIT
 "$PY" -m tests.parity.export_draft "$draft"

@@ -67,7 +67,7 @@ class GenerationResponse:
 
     text: str
     tokens: list[int]
-    accepted: int | None  # drafts kept, the bonus not counted; None for the prompt's token
+    accepted: int | None  # tokens of a round, the bonus counted; None for the prompt's token
     prompt_tokens: int
     prompt_tps: float
     generation_tokens: int  # so far
@@ -218,7 +218,7 @@ def _responses(
             now = time.perf_counter()
             if not made:
                 first, rate = now, prompt / max(now - start, 1e-9)
-            accepted = None if not made else chunk.sources.count("draft")
+            accepted = len(chunk.token_ids) if made else None
             made += len(chunk.token_ids)
             yield GenerationResponse(
                 text=chunk.text,

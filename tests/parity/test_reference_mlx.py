@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,12 @@ pytest.importorskip("mlx_lm")
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from dflash.backends.mlx.dflash_session import Tables
+from dflash.backends.mlx.dflash_session import DFlashSession, Tables
 from dflash.backends.mlx.kinds import KINDS
 from dflash.core.types import Plan, Request, Verdict
 from dflash.drafts.spec import DraftSpec, read_spec
-from tests.parity import script
+from dflash.model_mlx import load_draft, stream_generate
+from tests.parity import script, script_mlx
 
 pytestmark = pytest.mark.mlx
 
@@ -94,3 +97,68 @@ def test_whole_greedy_runs_draft_and_end_like_the_reference(
     for key, value in golden.items():
         found = np.array(states[int(key.rsplit("/", 1)[1])])[0]
         np.testing.assert_allclose(found, value.reshape(found.shape), rtol=0, atol=2e-5)
+
+
+def target(kind: str) -> Any:
+    """mlx-lm's model with the script's weights."""
+    config = script_mlx.CONFIGS[kind]
+    module: Any = import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    shapes = {name: weight.shape for name, weight in tree_flatten(model.parameters())}
+    made = {name: script_mlx.target_weight(kind, name, shape) for name, shape in shapes.items()}
+    model.load_weights([(name, mx.array(values)) for name, values in made.items()])
+    return model
+
+
+def saved_draft(case: str, folder: Path) -> Path:
+    """The case's draft as a folder."""
+    (folder / "config.json").write_text(json.dumps(script.config(case)), encoding="utf-8")
+    spec = read_spec(folder)
+    model = KINDS.load(spec.kind).module(spec)
+    shapes = {name: weight.shape for name, weight in tree_flatten(model.parameters())}
+    made = {name: mx.array(script.weight(case, name, shape)) for name, shape in shapes.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), made)
+    return folder
+
+
+class Silent:
+    """A tokenizer whose ids have no text."""
+
+    def __len__(self) -> int:
+        return script.VOCAB
+
+    def decode(self, _: Any, **__: Any) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(("kind", "case"), script_mlx.RUNS)
+def test_the_generator_commits_and_drafts_what_the_references_does(
+    kind: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = json.loads((GOLDEN / "mlx.json").read_text(encoding="utf-8"))["runs"][f"{kind}/{case}"]
+    text = [token for tokens, _ in told["responses"] for token in tokens]
+    prompt, drafted = script.prompt(script_mlx.PROMPT), list[list[int]]()
+    logits, propose = DFlashSession._logits, DFlashSession.propose
+
+    def steered(self: DFlashSession, hidden: Any) -> Any:
+        rows, said = logits(self, hidden), len(self._tokens) - len(prompt)
+        return rows + mx.array(script_mlx.steering(text[said:], len(rows), len(drafted)))
+
+    def kept(self: DFlashSession, plan: Plan) -> Any:
+        proposal = propose(self, plan)
+        drafted.append([int(token) for token in proposal.tokens])
+        return proposal
+
+    monkeypatch.setattr(DFlashSession, "_logits", steered)
+    monkeypatch.setattr(DFlashSession, "propose", kept)
+    tokenizer = SimpleNamespace(_tokenizer=Silent(), eos_token_ids=set())
+    draft = load_draft(saved_draft(case, tmp_path))
+    options: Any = {"max_tokens": script_mlx.TOKENS}
+    found = list(stream_generate(target(kind), draft, tokenizer, prompt, **options))
+    *responses, end = told["responses"]
+    assert end == [[], None]  # upstream says in a response of its own that it has ended
+    assert [[one.tokens, one.accepted] for one in found] == responses
+    assert [r.finish_reason for r in found] == [None] * (len(found) - 1) + ["length"]
+    whole = [block for block in told["drafted"] if len(block) == draft.config.block_size - 1]
+    assert drafted[: len(whole)] == whole  # at the end it drafts a row more than can be kept
+    assert len(whole) > 6
