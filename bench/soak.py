@@ -68,6 +68,8 @@ class Soak:
             body = {**self.body(which), "speculative": {"enabled": False}}
             said = await self.client.post(CHAT, json=body)
             self.known[which] = said.json()["choices"][0]["message"]["content"]
+        held = {**self.body(0), "response_format": {"type": "json_object"}}
+        self.saw((await self.client.post(CHAT, json=held)).status_code, "held")  # imports much
 
     def check(self, which: int, text: str) -> None:
         """Remember an answer that is not the known one."""
