@@ -127,15 +127,32 @@ def test_layers_that_share_another_ones_keys_keep_none() -> None:
     assert len(own) == 6 and cache.length == 0
 
 
-def test_one_write_of_both_is_the_same_as_two() -> None:
+@torch.inference_mode()
+def test_slots_of_a_pass_are_the_layers_own_memory() -> None:
+    """Of one block: through a rewind, more room and a copy, as with two writes a layer."""
     generator = torch.Generator().manual_seed(0)
-    one, two = PreallocatedLayer(16), PreallocatedLayer(16)
+    config = tiny_target().config
+    ours, theirs = make_cache(config, 16), make_cache(config, 16)
+
+    def write(count: int) -> None:
+        slots = list(ours.append(count, torch.empty(16), 2))
+        for layer, slot in enumerate(slots):
+            rows = torch.randn(count, 2, 2, 16, generator=generator)
+            slot.new.copy_(rows)
+            shown = theirs.layers[layer].update(*rows.permute(1, 2, 0, 3)[:, None].unbind())
+            assert torch.equal(slot.keys, shown[0]) and torch.equal(slot.values, shown[1])
+            assert ours.layers[layer].length == ours.length == theirs.length
+
     for count in (5, 1, 3):
-        rows = torch.randn(2, 2, count, 4, generator=generator)  # keys and values of two heads
-        shown = one.append(rows)
-        keys, values = two.update(rows[0][None], rows[1][None])
-        assert torch.equal(shown[0][None], keys) and torch.equal(shown[1][None], values)
-    one.grow(32)
-    two.length = one.length = 7
-    rows = torch.randn(2, 2, 20, 4, generator=generator)
-    assert torch.equal(one.append(rows)[:, :, :7], torch.stack((two.keys, two.values))[:, 0, :, :7])
+        write(count)
+    for cache in (ours, theirs):
+        cache.rollback(7)
+        cache.grow(40)
+    write(20)
+    twin = ours.copy()
+    held = [slot.keys.clone() for slot in twin.append(1, torch.empty(16), 2)]
+    write(2)
+    assert twin.length == 28 and ours.length == 29
+    for layer, keys in zip(ours.layers, held, strict=True):
+        assert torch.equal(layer.keys[:, :, :27], keys[:, :, :27])
+    assert ours.bytes() == theirs.bytes() == twin.bytes()

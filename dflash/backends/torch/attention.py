@@ -65,21 +65,29 @@ def attend_rows(
 ) -> Tensor:
     """``[n, nh * D]``: the last n rows of one sequence over all of it, each up to itself."""
     rows, heads, width = query.shape
-    groups = heads // key.shape[1]
-    if rows > MOST_ROWS:
+    groups = stacked_groups(query, heads // key.shape[1])
+    if groups == 1 or rows > MOST_ROWS:
         mixed = F.scaled_dot_product_attention(
             query.transpose(0, 1)[None],
             key,
             value,
             attn_mask=bias,
-            is_causal=bias is None,
+            is_causal=bias is None and rows > 1,
             scale=scaling,
-            enable_gqa=groups > 1,
+            enable_gqa=heads != key.shape[1],
         )
         return mixed[0].transpose(0, 1).flatten(1)
     stacked = query.view(rows, -1, groups, width).transpose(0, 1).flatten(1, 2)[None]
     mixed = F.scaled_dot_product_attention(stacked, key, value, attn_mask=bias, scale=scaling)
     return mixed[0].view(-1, rows, groups, width).transpose(0, 1).flatten(1)
+
+
+def stacked_groups(like: Tensor, groups: int) -> int:
+    """How many of ``groups`` query heads are stacked as rows of a key head, on ``like``'s device.
+
+    None on a CPU, whose product shares key heads by itself and spreads query heads over the cores.
+    """
+    return 1 if like.device.type == "cpu" else groups
 
 
 class _Last(threading.local):

@@ -12,7 +12,9 @@ for compressed layers; ``make_cache`` refuses those.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from copy import copy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +42,6 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_croppable = True
     keys: Tensor
     values: Tensor
-    _both: Tensor  # [2, B, nkv, capacity, D]: keys and values, where they have one shape
 
     def __init__(self, capacity: int, window: int | None = None) -> None:
         """Room for ``capacity`` tokens; memory is taken at the first ``update``."""
@@ -52,14 +53,17 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate ``[B, nkv, capacity, D]`` for keys and values shaped like the first rows."""
-        shapes = [(*x.shape[:2], self.capacity, x.shape[-1]) for x in (key_states, value_states)]
-        if shapes[0] == shapes[1]:  # in one piece, so that `append` writes once
-            self._both = key_states.new_empty((2, *shapes[0]))
-            self.keys, self.values = self._both.unbind()
-        else:
-            self.keys, self.values = (key_states.new_empty(shape) for shape in shapes)
-        self.device = key_states.device
-        self.is_initialized = True
+        self.adopt(
+            *(
+                rows.new_empty((*rows.shape[:2], self.capacity, rows.shape[-1]))
+                for rows in (key_states, value_states)
+            )
+        )
+
+    def adopt(self, keys: Tensor, values: Tensor) -> None:
+        """Take ``[B, nkv, capacity, D]`` each as memory from now on."""
+        self.keys, self.values, self.device = keys, values, keys.device
+        self.capacity, self.is_initialized = keys.shape[2], True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
@@ -73,20 +77,6 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values[:, :, start:end] = value_states
         self.length = end
         return self.keys[:, :, first:end], self.values[:, :, first:end]
-
-    def append(self, rows: Tensor) -> Tensor:
-        """`update` in one write, for one sequence and no window: ``[2, nkv, n, D]``.
-
-        Returns a view of all keys and values, ``[2, nkv, T, D]``.
-        """
-        if not self.is_initialized:
-            self.lazy_initialization(*rows[:, None].unbind())
-        end = self.length + rows.shape[2]
-        assert end <= self.capacity, f"cache holds {self.capacity} tokens, {end} were written"
-        shown = self._both[:, 0, :, :end]
-        shown[:, :, self.length :] = rows
-        self.length = end
-        return shown
 
     def _first(self) -> int:
         """Oldest row visible to the next query."""
@@ -166,6 +156,14 @@ class HybridLayer(PreallocatedLayer, StateLayer):  # type: ignore[no-untyped-cal
         return PreallocatedLayer.bytes(self) + StateLayer.bytes(self)
 
 
+class Slot(NamedTuple):
+    """Where a layer's new rows go, and everything they see once they are there."""
+
+    new: Tensor  # [n, 2, nkv, D] keys and values of the rows
+    keys: Tensor  # [1, nkv, T + n, D]
+    values: Tensor
+
+
 class PreallocatedCache(Cache):
     """Preallocated layers of one model, moved back and forth together."""
 
@@ -174,6 +172,7 @@ class PreallocatedCache(Cache):
         super().__init__(layers=layers)
         self._own = [layer for layer in layers if isinstance(layer, PreallocatedLayer)]
         self._seen = 0  # tokens, where no layer counts them
+        self._whole: Tensor | None = None  # [L, 2, nkv, capacity, D], see `append`
         self.states = [layer for layer in layers if isinstance(layer, StateLayer)]
 
     @property
@@ -199,16 +198,55 @@ class PreallocatedCache(Cache):
         for layer in self._own:
             layer.length = length
 
+    def append(self, rows: int, like: Tensor, heads: int) -> Iterator[Slot]:
+        """Room for ``rows`` more tokens of one sequence, which now count as held: a slot a layer.
+
+        For models all of whose layers see everything and are alike: ``heads`` key heads as wide as
+        ``like [.., D]``. Their memory is one block, so that a pass takes its views all at once.
+        """
+        start, end = self.length, self.length + rows
+        if self._whole is None:
+            capacity = self._own[0].capacity
+            self._own_memory(like.new_empty((len(self.layers), 2, heads, capacity, like.shape[-1])))
+        whole = self._whole
+        assert whole is not None and end <= whole.shape[3], (
+            f"the cache has no room for {end} tokens"
+        )
+        for layer in self._own:
+            layer.length = end
+        self._seen = end
+        new = whole[:, :, :, start:end].permute(0, 3, 1, 2, 4).unbind()
+        keys, values = (whole[:, side, None, :, :end].unbind() for side in (0, 1))
+        return map(Slot, new, keys, values)
+
+    def _own_memory(self, whole: Tensor) -> None:
+        """Spread ``whole`` over the layers; what they hold goes over into it."""
+        for layer, (keys, values) in zip(self._own, whole[:, :, None].unbind(), strict=True):
+            held = (layer.keys, layer.values) if layer.is_initialized else ()
+            layer.adopt(keys, values)
+            for mine, theirs in zip(held, (keys, values), strict=False):
+                theirs[:, :, : layer.length] = mine[:, :, : layer.length]
+        self._whole = whole
+
     def grow(self, capacity: int) -> None:
         """Room for ``capacity`` tokens in every layer."""
         with torch.inference_mode():
+            if self._whole is not None:
+                shape = (*self._whole.shape[:3], capacity, self._whole.shape[4])
+                self._own_memory(self._whole.new_empty(shape))
+                return
             for layer in self._own:
                 layer.grow(capacity)
 
     def copy(self) -> PreallocatedCache:
         """An independent cache with the same tokens."""
         with torch.inference_mode():
-            twin = PreallocatedCache([x.copy() if hasattr(x, "copy") else x for x in self.layers])
+            if self._whole is None:
+                layers = [x.copy() if hasattr(x, "copy") else x for x in self.layers]
+                twin = PreallocatedCache(layers)
+            else:
+                twin = PreallocatedCache([copy(layer) for layer in self._own])
+                twin._own_memory(torch.empty_like(self._whole))
         twin._seen = self._seen
         return twin
 

@@ -8,7 +8,7 @@ is a screen's length, and the same for every family there.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from dflash.backends.torch.cache import PreallocatedCache
 from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.fused import FusedLayer, rms_norm
+from dflash.backends.torch.packed import least_rows
 from dflash.backends.torch.places import Places
 
 
@@ -91,9 +92,12 @@ class FusedForward:
         """``model`` has `FusedLayer` layers only."""
         decoder = model.get_decoder()
         self._table, self._layers = decoder.embed_tokens.weight, list(decoder.layers)
-        self._head = model.lm_head
+        self._logits: Callable[[Tensor], Tensor] = model.lm_head
         self._norm, self._eps = decoder.norm.weight, float(decoder.norm.variance_epsilon)
         self._places: Places = decoder.rotary_emb.places(self._layers[0], self._table)
+        self._keys = self._layers[0].keys
+        self._like = self._table.new_empty(self._layers[0].head_dim)
+        self._least = least_rows(self._layers[0].qkv)
         self.device = self._table.device
 
     def __call__(
@@ -105,19 +109,19 @@ class FusedForward:
     ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
         ids, start = torch.as_tensor(rows, device=self.device), cache.length
-        end, tapped = start + ids.shape[0], () if taps is None else taps.layers
-        turns, bias = self._places.turns(start, end), self._places.bias(start, end)
-        x = F.embedding(ids, self._table)
-        for index, (layer, held) in enumerate(zip(self._layers, cache.layers, strict=True)):
-            x = layer.rows(x, turns, bias, held)
+        count, tapped = ids.shape[0], () if taps is None else taps.layers
+        more = max(0, self._least - count)
+        bias = self._places.bias(start, start + count)
+        turns = self._places.turns(start, start + count + more)
+        x = F.embedding(F.pad(ids, (0, more)) if more else ids, self._table)
+        slots = cache.append(count, self._like, self._keys)
+        for index, (layer, slot) in enumerate(zip(self._layers, slots, strict=True)):
+            x = layer.rows(x, turns, bias, slot)
             if taps is not None and index in tapped:
-                taps.put(index, x[None])
-        cache.ran(end - start)
+                taps.put(index, x[None, :count])
+        x = rms_norm(x, self._norm, self._eps)
         if taps is not None and FINAL_NORM in tapped:
-            x = rms_norm(x, self._norm, self._eps)
-            taps.put(FINAL_NORM, x[None])
-            x = x[-keep:]
-        else:
-            x = rms_norm(x[-keep:], self._norm, self._eps)
-        logits: Tensor = self._head(x)
-        return logits
+            taps.put(FINAL_NORM, x[None, :count])
+        if not keep or keep >= count:
+            return self._logits(x)[:count]
+        return self._logits(x[count - keep : count])

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflash.backends.torch.attention import NAME as STACKED
-from dflash.backends.torch.attention import attend_rows
-from dflash.backends.torch.cache import PreallocatedLayer
+from dflash.backends.torch.attention import attend_rows, stacked_groups
+from dflash.backends.torch.cache import Slot
 from dflash.backends.torch.places import Places
 
 FAMILIES = frozenset(
@@ -90,11 +92,11 @@ class FusedLayer(nn.Module):
     ) -> Tensor:  # [B, n, H]
         """The layer as transformers calls it."""
         assert position_embeddings is not None, "the model's rotary embedding was not replaced"
-        cache = options.get("cache", options.get("past_key_values"))
+        held = options.get("cache", options.get("past_key_values"))
         heads = self._heads(hidden_states, position_embeddings).transpose(1, 2)
         query, key, value = torch.split(heads, [self.queries, self.keys, self.keys], dim=1)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
+        if held is not None:
+            key, value = held.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         mixed: Tensor = attend(
             self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling
@@ -103,16 +105,19 @@ class FusedLayer(nn.Module):
 
     def rows(
         self,
-        x: Tensor,  # [n, H]
-        turns: Tensor,  # [n, 1, D/2] complex
+        x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
+        turns: Tensor,  # as many rows, [n, 1, D/2] complex
         bias: Tensor | None,  # see `Places.bias`
-        held: PreallocatedLayer,
+        slot: Slot,
     ) -> Tensor:  # [n, H]
         """The layer on the rows behind one sequence, with nothing around it."""
-        heads = self._heads(x, turns)
-        both = heads[:, self.queries :].view(x.shape[0], 2, self.keys, -1).permute(1, 2, 0, 3)
-        key, value = held.append(both)[:, None]
-        mixed = attend_rows(heads[:, : self.queries], key, value, bias, self.scaling)
+        heads, rows = self._heads(x, turns), slot.new.shape[0]
+        if rows < x.shape[0]:
+            heads = heads[:rows]
+        slot.new.copy_(heads[:, self.queries :].view(rows, 2, self.keys, -1))
+        mixed = attend_rows(heads[:, : self.queries], slot.keys, slot.values, bias, self.scaling)
+        if rows < x.shape[0]:
+            mixed = F.pad(mixed, (0, 0, 0, x.shape[0] - rows))
         return self._rest(x, mixed)
 
     def _heads(self, x: Tensor, turns: Tensor) -> Tensor:
@@ -153,7 +158,8 @@ class Turns(nn.Module):
     def places(self, layer: FusedLayer, like: Tensor) -> Places:
         """The tables of passes over one sequence; all layers are like ``layer``."""
         if self._places is None:
-            self._places = Places(self.forward, layer.num_key_value_groups, like)
+            groups = stacked_groups(like, layer.num_key_value_groups)
+            self._places = Places(self.forward, groups, like)
         return self._places
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:  # noqa: ARG002 - its signature
@@ -178,8 +184,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis, computed in float32."""
     wide = x.float()
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # one kernel; mean() is two
-    wide = wide * torch.rsqrt(length.square_().div_(x.shape[-1]).add_(eps))
-    return weight * wide.to(x.dtype)
+    mean = torch.addcmul(_number(eps, wide.device), length, length, value=1 / x.shape[-1])
+    return wide.mul(mean.rsqrt_()).to(x.dtype).mul_(weight)
+
+
+@cache
+def _number(value: float, device: torch.device) -> Tensor:
+    """``value`` as a tensor, made once: numbers become tensors anew in every call."""
+    with torch.inference_mode(False):
+        return torch.full((1,), value, device=device)
 
 
 def _interleave(weight: Tensor, heads: int, width: int) -> None:

@@ -20,9 +20,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 ROWS_HINT = 8  # the packed layout is made for this many rows; measured flat from 1 to 16
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+FEW = 4  # oneDNN has a slower road for fewer rows than these
 PADDED_TO, MOST_PADDING = 512, 1.25  # of MKL's packed outputs; more would cost memory for nothing
 CHECKED = (80, 512)  # outputs of the layers compared at load: one for each choice of library
 OPERATORS = {
@@ -52,8 +54,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        kind = choose_kind(linear.weight.dtype, linear.out_features)
-        self._multiply = _pack(linear.weight.detach(), kind)
+        self.kind = choose_kind(linear.weight.dtype, linear.out_features)
+        self._multiply = _pack(linear.weight.detach(), self.kind)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[.., in] -> [.., out]``."""
@@ -63,6 +65,11 @@ class PackedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Shapes, as nn.Linear prints them."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def least_rows(layer: nn.Module) -> int:
+    """Rows below which a product with ``layer`` is not cheaper."""
+    return FEW if isinstance(layer, PackedLinear) and layer.kind == "onednn" else 1
 
 
 def _pack(weight: Tensor, kind: Kind) -> Multiply:
@@ -85,10 +92,16 @@ def _pack_mkl(weight: Tensor) -> Multiply:
 
 def _pack_onednn(weight: Tensor) -> Multiply:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+    width = weight.shape[1]
 
     def multiply(x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-        return y
+        rows = x.numel() // width
+        if rows >= FEW:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+            return y
+        filled = F.pad(x.reshape(rows, width), (0, 0, 0, FEW - rows))
+        y = torch.ops.mkldnn._linear_pointwise(filled, packed, None, "none", [], "")
+        return y[:rows].view(*x.shape[:-1], -1)
 
     return multiply
 

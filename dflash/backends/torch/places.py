@@ -21,7 +21,7 @@ class Places:
     """Turns and biases of positions 0 .. size - 1, for rows behind one sequence."""
 
     def __init__(self, turns: Any, groups: int, like: Tensor) -> None:
-        """``turns`` is the model's `fused.Turns`; ``groups`` query heads share a key head."""
+        """``turns`` is the model's `fused.Turns`; ``groups`` as `attention.stacked_groups` says."""
         self._make, self._groups, self._like = turns, groups, like
         self._tables = self._grown(FIRST)
 
