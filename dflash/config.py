@@ -56,6 +56,14 @@ DTYPES = {
     "f16": "float16",
     "auto": None,
 }
+WEIGHTS = {
+    "float16": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "int8": "int8",
+}
 NO_DRAFT = "none"
 MTP = "mtp"  # the multi-token prediction heads inside the target
 NGRAM = "ngram"  # drafts by looking up what followed the same tokens before; "A+ngram" = both
@@ -73,6 +81,9 @@ class LoadConfig:
     backend "auto" or a registered name
     device  "cpu", "cuda", "cuda:1", "mps"; None = the best there is
     dtype   of the target: float32, bfloat16, float16; None = the backend's choice for the device
+    weights  hold the weights of products in "float16", "bfloat16" or "int8", rounded once at load,
+            whatever ``dtype`` computes in; None = as ``dtype`` says (torch; on a CPU also where
+            float16 is exact)
     draft_dtype  float32 or bfloat16; None follows the target (bfloat16 where that is float16)
     draft_bits  4 or 8: quantise the draft's linear layers when it is loaded (mlx)
     taps    None = as the draft's config says; "auto" = the default formula where it says nothing;
@@ -102,6 +113,7 @@ class LoadConfig:
     force_dflash: bool = False
     gguf: GgufOptions = field(default_factory=GgufOptions)
     mtp: bool = False
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
@@ -115,6 +127,7 @@ class LoadConfig:
             self, target=target, draft=None if draft is None else join_draft(*split_draft(draft))
         )
         set_fields(self, dtype=_dtype("dtype", self.dtype))
+        set_fields(self, weights=_weights(self.weights))
         set_fields(self, draft_dtype=_dtype("draft_dtype", self.draft_dtype))
         if self.draft_dtype == "float16":
             raise ConfigError(
@@ -151,6 +164,7 @@ class LoadOptions(TypedDict, total=False):
     force_dflash: bool
     gguf: GgufOptions | Mapping[str, Any]
     mtp: bool
+    weights: str | None
 
 
 C = TypeVar("C", LoadConfig, GenerateConfig, GgufOptions)
@@ -221,6 +235,19 @@ def _dtype(name: str, value: Any) -> str | None:
     if key not in DTYPES:
         raise ConfigError(f"{name} must be float32, bfloat16 or float16, got {value!r}")
     return DTYPES[key]
+
+
+def _weights(value: Any) -> str | None:
+    if value is None:
+        return None
+    key = str(value).removeprefix("torch.").lower()
+    found = WEIGHTS.get(key)
+    if found is None:
+        raise ConfigError(
+            f"weights must be {', '.join(sorted(set(WEIGHTS.values())))}, got {value!r}. Leave it "
+            "out to keep the weights as dtype says"
+        )
+    return found
 
 
 def _taps(value: Any) -> tuple[int, ...] | Literal["auto"] | None:

@@ -63,6 +63,14 @@ Dtype = Annotated[
     str | None,
     pair_option("--dtype", metavar="NAME", help="float32, bfloat16 or float16 (target only)."),
 ]
+Weights = Annotated[
+    str | None,
+    pair_option(
+        "--weights",
+        metavar="NAME",
+        help="Keep weights in fewer bytes, rounded: float16, bfloat16 or int8 (torch).",
+    ),
+]
 Window = Annotated[
     int | None,
     pair_option(
@@ -164,6 +172,7 @@ PAIR_FLAGS = Group(
         "backend": Flag(Backend, "auto"),
         "device": Flag(Device),
         "dtype": Flag(Dtype),
+        "weights": Flag(Weights),
         "draft_sliding_window_size": Flag(Window),
         "taps": Flag(Taps),
         "threads": Flag(Threads),

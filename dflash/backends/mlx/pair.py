@@ -56,6 +56,10 @@ class MlxPair:
                 "mlx-lm leaves a target's multi-token prediction heads out when it loads it, so "
                 "they cannot draft here: add --backend torch, or name another draft"
             )
+        if load.weights is not None:
+            raise ConfigError(
+                "weights is the torch backend's: MLX reads models that mlx_lm.convert quantised"
+            )
         trust = load.trust_remote_code
         target = load_target(load.target, load.dtype, trust_remote_code=trust)
         if load.draft is None:

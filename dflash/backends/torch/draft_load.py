@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dflash.backends.torch import narrow
 from dflash.backends.torch.bridge import Bridge, make_bridge
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.dflash_session import DFlashSession, Tables
 from dflash.backends.torch.draft_weights import load_weights
 from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget
-from dflash.backends.torch.packed import PackReport, pack_model
+from dflash.backends.torch.packed import PackReport, pack_model, why_not_narrow
 from dflash.checkpoint import fetch
 from dflash.doctor.static import Choice, TargetFacts, check_pair, insist
 from dflash.doctor.static.name import tokenizer_digest
@@ -66,13 +67,15 @@ def load_draft(  # noqa: PLR0913 - what LoadConfig says of the draft
     window: int | None = None,
     taps: Taps = None,
     pack: bool = True,
+    weights: str | None = None,
     force: bool = False,
 ) -> LoadedDraft:
     """Open the draft at ``path`` (a folder or a hub id) for ``target``.
 
     ``dtype`` None follows the target, bfloat16 where that is float16. ``window`` bounds the
     draft's history; None leaves it. ``taps`` as in `read_spec`. ``pack`` lets prepacked copies
-    replace its linear layers on a CPU. ``force`` takes a draft of another width, see `bridge`.
+    replace its linear layers on a CPU, in float16 where the target has narrow ``weights``; what a
+    draft proposes is never the text. ``force`` takes a draft of another width, see `bridge`.
     Raises CheckpointError, WeightsError, PairError,
     ConfigError, DownloadError.
     """
@@ -87,8 +90,14 @@ def load_draft(  # noqa: PLR0913 - what LoadConfig says of the draft
     if force and spec.target_hidden_size != target.hidden_size:
         bridge = make_bridge(folder, spec, target.hidden_size, target.device)
     tables = make_tables(spec, target, own, bridge)
-    report = pack_model(model) if pack else PackReport(reason="switched off")
+    report = _packed(model, weights) if pack else PackReport(reason="switched off")
     return LoadedDraft(model, tables, path, window, warnings, report)
+
+
+def _packed(model: DFlashDraftModel, weights: str | None) -> PackReport:
+    weight = model.norm.weight
+    halves = weights is not None and not why_not_narrow("float16", weight.dtype, weight.device)
+    return pack_model(model, weights="float16" if halves else None)
 
 
 def draft_dtype(asked: str | None, target: torch.dtype) -> torch.dtype:
@@ -201,7 +210,13 @@ def _head(
         picked = slice(None) if ids is None else ids
         return lambda hidden: whole(bridge.hidden(hidden))[:, picked]
     if weight is None and ids is None:
-        return _as_callable(target.head, target.dtype)
+        if (
+            not _halves(target)
+            or getattr(target.head, "kind", "") == "float16"
+            or not _tied(target)
+        ):
+            return _as_callable(target.head, target.dtype)
+        return _product(target.embedding, target)
     if weight is None:
         weight = _borrowed_rows(target)[ids]
     if tuple(weight.shape) != (rows, spec.hidden_size):
@@ -209,15 +224,31 @@ def _head(
             f"the draft's lm_head.weight is {list(weight.shape)}, it must be "
             f"[{rows}, {spec.hidden_size}]" + ("" if ids is not None else " (or come with d2t)")
         )
-    head = weight.to(target.device, target.dtype)
+    return _product(weight.to(target.device, target.dtype), target)
+
+
+def _product(head: Tensor, target: LoadedTarget) -> Callable[[Tensor], Tensor]:
+    """[n, H] to [n, V] in ``head``'s dtype; from half the bytes where that can be had."""
+    if _halves(target) and narrow.fits_half(head):
+        multiply = narrow.narrow(head, "float16")
+        return lambda hidden: multiply(hidden.to(head.dtype))
     return lambda hidden: F.linear(hidden.to(head.dtype), head)
+
+
+def _halves(target: LoadedTarget) -> bool:
+    """Whether a draft's own copies may be rounded: what it proposes is never the text."""
+    return bool(target.packed.layers) and not why_not_narrow("float16", target.dtype, target.device)
+
+
+def _tied(target: LoadedTarget) -> bool:
+    return bool(getattr(target.config, "tie_word_embeddings", False))
 
 
 def _borrowed_rows(target: LoadedTarget) -> Tensor:
     """The target head's matrix; a packed head no longer has it, a tied one is the embedding."""
     weight: Any = getattr(target.head, "weight", None)
     weight = weight if isinstance(weight, Tensor) else None  # a method in some quantised layers
-    if weight is None and getattr(target.config, "tie_word_embeddings", False):
+    if weight is None and _tied(target):
         weight = target.embedding
     if weight is None:
         raise ConfigError(

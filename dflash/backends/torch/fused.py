@@ -36,6 +36,11 @@ FAMILIES = frozenset(
 ATTENTION = frozenset({"sdpa", STACKED})  # what the layers were written for
 STEADY_ROPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies never change
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+ROUNDED = {
+    "float16": 0.1,
+    "bfloat16": 0.2,
+    "int8": 0.5,
+}  # a wrong formula moves logits by 1 and more
 
 Look = Callable[[str, Tensor], None]
 
@@ -143,7 +148,8 @@ class FusedLayer(nn.Module):
         """What every call needs, as plain attributes: a module's own are looked up slowly."""
         products = (self.qkv, self.o_proj, self.gate_up, self.down_proj, self.act)
         norms = (self.before_attention.weight, self.before_mlp.weight)
-        self._parts = (*(part.forward for part in products), *norms)
+        calls = (getattr(part, "multiply", part.forward) for part in products)
+        self._parts = (*calls, *norms)
         return self._parts
 
 
@@ -264,11 +270,14 @@ def fuse_model(model: Any, settle: Callable[[nn.Module], None], look: Look) -> F
     return FuseReport(len(decoder.layers))
 
 
-def differs(before: Tensor, after: Tensor, dtype: torch.dtype) -> bool:
+def differs(before: Tensor, after: Tensor, dtype: torch.dtype, weights: str | None = None) -> bool:
     """Whether logits moved by more than rounding, relative to their spread.
 
     By the largest move where rounding is fine, by the usual one in 16 bits, where a few are large.
+    ``weights`` is the form that the weights were rounded to on the way, if any.
     """
     spread, moves = before.std().clamp_min(1e-6), (before - after).abs()
-    move = moves.max() if dtype.itemsize > 2 else moves.square().mean().sqrt()
-    return not bool(move <= TOLERANCE.get(dtype, 0.0) * spread)
+    fine = dtype.itemsize > 2 and weights is None
+    move = moves.max() if fine else moves.square().mean().sqrt()
+    most = TOLERANCE.get(dtype, 0.0) if weights is None else ROUNDED[weights]
+    return not bool(move <= most * spread)

@@ -43,6 +43,7 @@ class LoadedTarget:
     context_length: int  # most tokens, prompt and output together
     packed: PackReport = field(default_factory=PackReport)
     fused: FuseReport = field(default_factory=FuseReport)
+    weights: str | None = None  # a form of `narrow.WEIGHTS` that was asked for
     owned: bool = True  # False: the user's own model object, never altered
 
     @property
@@ -88,13 +89,15 @@ def load_target(
     dtype: str | None = None,
     *,
     pack: bool = True,
+    weights: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedTarget:
     """Open the target at ``path``: a folder, a ``.gguf`` file or a hub id.
 
     ``dtype`` None is float32 on a CPU and bfloat16 elsewhere. ``pack`` lets prepacked copies
     replace the weights of linear layers on a CPU (``packed.py``), and fused layers those of the
-    common dense families on any device (``fused.py``).
+    common dense families on any device (``fused.py``). ``weights`` holds them in another form
+    (`narrow.WEIGHTS`).
     Raises CheckpointError, WeightsError, DownloadError, ConfigError, OutOfMemory.
     """
     where = pick_device(device)
@@ -109,10 +112,14 @@ def load_target(
         with guard(f"moving {path} to {where}"):
             return model.to(where).eval().requires_grad_(False)
 
-    model, packed, fused = _tuned(read, path) if pack else _as_it_is(read(), path)
+    if weights is not None and not pack:
+        raise ConfigError(f"weights={weights!r} are packed weights: leave out pack_weights=False")
+    model, packed, fused = _tuned(read, path, weights) if pack else _as_it_is(read(), path)
+    if weights is not None and not packed.layers:
+        raise ConfigError(f"weights={weights!r} cannot be had for {path}: {packed.reason}")
     with quiet():
         tokenizer = read_tokenizer(folder, trust_remote_code)
-    return _describe(model, tokenizer, path, packed, fused)
+    return replace(_describe(model, tokenizer, path, packed, fused), weights=weights)
 
 
 Opened: TypeAlias = tuple[Any, PackReport, FuseReport]
@@ -123,22 +130,22 @@ def _as_it_is(model: Any, name: str) -> Opened:
     return model, PackReport(reason="switched off"), FuseReport(reason="switched off")
 
 
-def _tuned(read: Callable[[], Any], name: str) -> Opened:
+def _tuned(read: Callable[[], Any], name: str, weights: str | None = None) -> Opened:
     """Fused where that changes no logit, packed where it can be."""
     model = read()
     group_attention(model)
     reason = why_not_fused(model)
     if reason:
-        return model, *_settle(model, name, FuseReport(reason=reason))
+        return model, *_settle(model, name, weights, FuseReport(reason=reason))
     before = _sample_logits(model)
-    packed, fused = _settle(model, name)
-    if not differs(before, _sample_logits(model), model.dtype):
+    packed, fused = _settle(model, name, weights)
+    if not differs(before, _sample_logits(model), model.dtype, weights):
         return model, packed, fused
     del model  # the weights are in the fused layers now: start again from the files
     model = read()
     group_attention(model)
     reason = "fused layers give other logits with this version of transformers"
-    return model, *_settle(model, name, FuseReport(reason=reason))
+    return model, *_settle(model, name, weights, FuseReport(reason=reason))
 
 
 def _sample_logits(model: Any) -> torch.Tensor:
@@ -151,17 +158,17 @@ def _sample_logits(model: Any) -> torch.Tensor:
 
 
 def _settle(
-    model: Any, name: str, fused: FuseReport | None = None
+    model: Any, name: str, weights: str | None, fused: FuseReport | None = None
 ) -> tuple[PackReport, FuseReport]:
     """Check, fuse and pack the weights. One walk: files are mapped, read once, freed."""
     check, reports = FiniteCheck(name), list[PackReport]()
 
     def pack(part: Any) -> None:
-        reports.append(pack_model(part))
+        reports.append(pack_model(part, weights=weights))
 
     if fused is None:
         fused = fuse_model(model, pack, check.look)
-    reports.append(pack_model(model, check.look))
+    reports.append(pack_model(model, check.look, weights))
     _check(model, check)
     return joint_report(reports), fused
 

@@ -4,6 +4,10 @@ On a CPU a verify pass of 2 to 16 rows is bound by how often the weights are rea
 product re-arranges them every time. Packing happens at load, the packed copy replaces the
 original, and results stay within rounding (1e-5 relative in float32, checked at load).
 
+Weights that float16 holds as good as exactly (those of most checkpoints in 16 bits) are packed in
+float16, where products are as exact and half as many bytes are read; with ``weights`` all of them
+are packed in that form of `narrow.py`, exact or not.
+
 Uses private operators of torch, the ones its compiler uses with frozen weights. They may move: if
 one is missing or computes something else, the plain layers stay and ``PackReport.reason`` says so.
 Source of the idea: torch._inductor's mkldnn fusion passes.
@@ -16,11 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from dflash.backends.torch import narrow
+from dflash.backends.torch.narrow import Multiply
+from dflash.errors import ConfigError
 
 ROWS_HINT = 8  # the packed layout is made for this many rows; measured flat from 1 to 16
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -32,8 +40,8 @@ OPERATORS = {
     "onednn": ("mkldnn", "_reorder_linear_weight", "_linear_pointwise"),
 }
 
-Kind = Literal["mkl", "onednn"]
-Multiply = Callable[[Tensor], Tensor]
+CPU = torch.device("cpu")
+MKL, ONEDNN = "mkl", "onednn"
 Look = Callable[[str, Tensor], None]
 
 
@@ -44,37 +52,49 @@ class PackReport:
     layers: int = 0
     bytes: int = 0  # of the packed copies
     reason: str = ""  # empty when layers were packed
+    halved: int = 0  # layers in float16 though nobody asked, as it holds them exactly
 
 
 class PackedLinear(nn.Module):
     """``y = x W^T + b`` with a packed W; has no ``weight`` attribute and cannot be trained."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        """Pack ``linear``'s weight; the layer keeps no reference to the original."""
+    def __init__(self, linear: nn.Linear, weights: str | None = None) -> None:
+        """Pack ``linear``'s weight; the layer keeps no reference to the original.
+
+        ``weights`` is one of `narrow.WEIGHTS`; None = as wide as it is, or exact in float16.
+        """
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self.kind = choose_kind(linear.weight.dtype, linear.out_features)
-        self._multiply = _pack(linear.weight.detach(), self.kind)
+        weight = linear.weight.detach()
+        exact = weights is None and not why_not_narrow("float16") and narrow.holds(weight)
+        self.kind = "float16" if exact else weights or choose_kind(weight.dtype, weight.shape[0])
+        self.multiply = _with_bias(_pack(weight, self.kind), self.bias)
+        self.bytes = weight.numel() * narrow.BYTES.get(self.kind, weight.element_size())
 
     def forward(self, x: Tensor) -> Tensor:
         """``[.., in] -> [.., out]``."""
-        y = self._multiply(x)
-        return y if self.bias is None else y + self.bias
+        return self.multiply(x)
 
     def extra_repr(self) -> str:
         """Shapes, as nn.Linear prints them."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
+def _with_bias(multiply: Multiply, bias: Tensor | None) -> Multiply:
+    return multiply if bias is None else lambda x: multiply(x).add_(bias)
+
+
 def least_rows(layer: nn.Module) -> int:
     """Rows below which a product with ``layer`` is not cheaper."""
-    return FEW if isinstance(layer, PackedLinear) and layer.kind == "onednn" else 1
+    return FEW if isinstance(layer, PackedLinear) and layer.kind == ONEDNN else 1
 
 
-def _pack(weight: Tensor, kind: Kind) -> Multiply:
+def _pack(weight: Tensor, kind: str) -> Multiply:
     """The product with a copy of ``weight`` [out, in] packed for ``kind``."""
-    return _pack_mkl(weight) if kind == "mkl" else _pack_onednn(weight)
+    if kind in narrow.WEIGHTS:
+        return narrow.narrow(weight, kind)
+    return _pack_mkl(weight) if kind == MKL else _pack_onednn(weight)
 
 
 def _pack_mkl(weight: Tensor) -> Multiply:
@@ -106,7 +126,7 @@ def _pack_onednn(weight: Tensor) -> Multiply:
     return multiply
 
 
-def choose_kind(dtype: torch.dtype, out_features: int) -> Kind:
+def choose_kind(dtype: torch.dtype, out_features: int) -> str:
     """Which library packs a layer: a rule of processor and shape, so that results repeat.
 
     MKL is the faster one on Intel's processors (fewer microseconds a call), but pads the outputs to
@@ -114,7 +134,7 @@ def choose_kind(dtype: torch.dtype, out_features: int) -> Kind:
     """
     padded = -(-out_features // PADDED_TO) * PADDED_TO
     fits_mkl = dtype == torch.float32 and padded <= MOST_PADDING * out_features
-    return "mkl" if fits_mkl and on_intel() else "onednn"
+    return MKL if fits_mkl and on_intel() else ONEDNN
 
 
 @cache
@@ -141,28 +161,38 @@ def why_not(dtype: torch.dtype, device: torch.device) -> str:
     return _wrong_result(dtype)
 
 
-def _wrong_result(dtype: torch.dtype) -> str:
+@cache
+def why_not_narrow(
+    form: str, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> str:
+    """Why weights cannot be held in ``form`` here; empty when they can."""
+    return _wrong_result(dtype, form, device)
+
+
+def _wrong_result(dtype: torch.dtype, form: str | None = None, device: torch.device = CPU) -> str:
     """Compare packed and plain products on small layers; empty when they agree."""
     generator = torch.Generator().manual_seed(0)
+    most = narrow.TOLERANCE[form] if form else TOLERANCE[dtype]
     try:
         for out in CHECKED:
-            linear = nn.Linear(48, out, dtype=dtype)
-            packed = PackedLinear(linear)
+            weight = torch.randn(out, 64, generator=generator).to(device, dtype)
+            packed = _pack(weight, form or choose_kind(dtype, out))
             for rows in (1, 3, ROWS_HINT, 40):
-                x = torch.randn(rows, 48, generator=generator).to(dtype)
-                plain = linear(x)
+                x = torch.randn(rows, 64, generator=generator).to(device, dtype)
+                plain = F.linear(x, weight)
                 gap = (packed(x) - plain).abs().max() / plain.abs().max()
-                if not gap <= TOLERANCE[dtype]:
+                if not gap <= most:
                     return "the packed product of this torch differs from the plain one"
-    except (RuntimeError, TypeError) as error:
-        return f"packing fails in this torch: {error}"
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        return f"packing fails in this torch: {str(error).partition(chr(10))[0]}"
     return ""
 
 
-def pack_model(model: Any, look: Look | None = None) -> PackReport:
+def pack_model(model: Any, look: Look | None = None, weights: str | None = None) -> PackReport:
     """Replace the plain linear layers of ``model``, head included, by packed ones.
 
-    ``look(name, weight)`` sees each weight before it is packed.
+    ``look(name, weight)`` sees each weight before it is packed. ``weights`` as for `PackedLinear`;
+    raises ConfigError where they cannot be had.
 
     Embedding tables stay; a head tied to one gets its own packed copy. Changes the model: only for
     models this package loaded itself. Layers of subclasses of nn.Linear are left alone.
@@ -172,20 +202,25 @@ def pack_model(model: Any, look: Look | None = None) -> PackReport:
         return PackReport(reason="the model has no plain linear layers")
     weight = model.get_submodule(names[0]).weight
     dtype, device = weight.dtype, weight.device
-    reason = why_not(dtype, device)
+    reason = why_not_narrow(weights, dtype, device) if weights else why_not(dtype, device)
+    if reason and weights:
+        raise ConfigError(f"--weights {weights} cannot be had on this {device.type}: {reason}")
     if reason:
         return PackReport(reason=reason)
     del weight  # each original is freed as soon as its copy stands
     with torch.inference_mode():
         _own_memory(model, names)
-        packed = [_replace(model, name, look) for name in names if _fits(model, name, dtype)]
-    return PackReport(len(packed), sum(packed))
+        fitting = (name for name in names if _fits(model, name, dtype, device))
+        packed = [_replace(model, name, look, weights) for name in fitting]
+    halved = sum(layer.kind == "float16" for layer in packed) if weights is None else 0
+    return PackReport(len(packed), sum(layer.bytes for layer in packed), "", halved)
 
 
 def joint_report(parts: Sequence[PackReport]) -> PackReport:
     """One report of a model that was packed in parts; the last one is that of the whole."""
     layers, size = sum(p.layers for p in parts), sum(p.bytes for p in parts)
-    return PackReport(layers, size, "" if layers else parts[-1].reason)
+    halved = sum(p.halved for p in parts)
+    return PackReport(layers, size, "" if layers else parts[-1].reason, halved)
 
 
 def _own_memory(model: Any, names: list[str]) -> None:
@@ -196,16 +231,20 @@ def _own_memory(model: Any, names: list[str]) -> None:
             weight.data = weight.data.clone()
 
 
-def _fits(model: Any, name: str, dtype: torch.dtype) -> bool:
+def _fits(model: Any, name: str, dtype: torch.dtype, device: torch.device) -> bool:
     weight = model.get_submodule(name).weight
-    return bool(weight.dtype == dtype and weight.device.type == "cpu")
+    return bool(weight.dtype == dtype and weight.device == device)
 
 
-def _replace(model: Any, name: str, look: Look | None) -> int:
-    """Put a packed layer in place of the linear layer ``name``; returns the weight's bytes."""
+def _replace(model: Any, name: str, look: Look | None, weights: str | None) -> PackedLinear:
+    """Put a packed layer in place of the linear layer ``name``."""
     linear = model.get_submodule(name)
     if look is not None:
         look(f"{name}.weight", linear.weight)
     parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, PackedLinear(linear))
-    return int(linear.weight.nbytes)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if weights == "int8" and linear is head and not why_not_narrow("float16"):
+        weights = "float16"  # the head decides: it keeps 16 bits
+    packed = PackedLinear(linear, weights)
+    setattr(model.get_submodule(parent), own, packed)
+    return packed

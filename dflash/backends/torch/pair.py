@@ -57,6 +57,7 @@ class TorchPair:
             load.device,
             load.dtype,
             pack=load.pack_weights,
+            weights=load.weights,
             trust_remote_code=load.trust_remote_code,
         )
         if load.draft == MTP:
@@ -70,6 +71,7 @@ class TorchPair:
             window=load.draft_sliding_window_size,
             taps=load.taps,
             pack=load.pack_weights,
+            weights=load.weights,
             force=load.force_dflash,
         )
         return cls(target, draft)
@@ -109,6 +111,7 @@ class TorchPair:
             "dtype": str(self.target.dtype),
             "threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
             "packed": str(self.target.packed.layers),
+            "weights": self.target.weights or str(self.target.dtype).removeprefix("torch."),
             "fused": str(self.target.fused.layers),
             "torch": str(torch.__version__),
         }
