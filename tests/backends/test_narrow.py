@@ -10,8 +10,9 @@ from torch import nn
 
 import dflash
 from dflash.backends.torch import narrow, packed
+from dflash.backends.torch.draft_load import load_draft
 from dflash.backends.torch.load import load_target
-from dflash.backends.torch.packed import PackedLinear, pack_model, why_not_narrow
+from dflash.backends.torch.packed import PackedLinear, why_not_narrow
 from dflash.config import LoadConfig
 from dflash.errors import ConfigError, WeightsError
 from tests.facades.drafts import save_draft
@@ -47,34 +48,37 @@ def test_a_row_comes_out_the_same_whatever_stands_beside_it(
             torch.testing.assert_close(layer(x[:, :rows]), whole[:, :rows], rtol=1e-5, atol=1e-5)
 
 
-def test_weights_stored_in_16_bits_are_packed_in_float16_by_themselves() -> None:
-    needs("float16")
-    plain, model = tiny_target(), tiny_target()
-    with torch.no_grad():
-        for one in (plain, model):
-            for weight in one.parameters():
-                weight.copy_(weight.bfloat16().float())
-    report = pack_model(model)
-    assert report.halved == report.layers == 4 * LAYERS + 3 * LAYERS + 1
-    assert report.bytes == 2 * sum(
-        m.in_features * m.out_features for m in plain.modules() if isinstance(m, nn.Linear)
-    )
-    ids = torch.tensor([PROMPT])
-    with torch.inference_mode():
-        expected = plain(input_ids=ids).logits
-        gap = (model(input_ids=ids).logits - expected).abs().max() / expected.abs().max()
-    assert gap < 1e-5
-    assert pack_model(tiny_target()).halved == 0, "these are not exact in float16"
-
-
-def test_numbers_that_float16_cannot_hold_are_refused_or_left_alone() -> None:
+def test_numbers_that_float16_cannot_hold_are_refused() -> None:
     needs("float16")
     linear = nn.Linear(64, 64, bias=False)
     with torch.no_grad():
         linear.weight[0, 0] = 1e5
-    assert not narrow.holds(linear.weight) and PackedLinear(linear).kind != "float16"
     with pytest.raises(WeightsError, match="--weights bfloat16"):
         PackedLinear(linear, "float16")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_draft_beside_float32_is_rounded_where_the_processor_is_made_for_it(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head too, where the target's can be had; not if somebody asks for float32."""
+    needs("bfloat16")
+    target = load_target(
+        str(save_target(tiny_target(tied=tied), tiny_tokenizer(), tmp_path / "t")), "cpu"
+    )
+    folder = str(save_draft(tmp_path / "d"))
+    kinds = {}
+    for native, dtype in ((True, None), (True, "float32"), (False, None)):
+        monkeypatch.setattr(narrow, "fast_bfloat16", lambda native=native: native)
+        draft = load_draft(folder, target, dtype)
+        layers = [m for m in draft.model.modules() if isinstance(m, PackedLinear)]
+        kinds[native, dtype] = {layer.kind for layer in layers}
+        x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            gap = (draft.tables.head(x) - target.head(x)).abs().max()
+        assert (gap > 0) == (tied and (native, dtype) == (True, None)) and gap < 0.1
+    assert kinds.pop((True, None)) == {"bfloat16"}
+    assert not any("bfloat16" in found for found in kinds.values())
 
 
 @pytest.mark.parametrize("form", narrow.WEIGHTS)

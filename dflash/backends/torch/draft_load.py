@@ -67,17 +67,15 @@ def load_draft(  # noqa: PLR0913 - what LoadConfig says of the draft
     window: int | None = None,
     taps: Taps = None,
     pack: bool = True,
-    weights: str | None = None,
     force: bool = False,
 ) -> LoadedDraft:
     """Open the draft at ``path`` (a folder or a hub id) for ``target``.
 
     ``dtype`` None follows the target, bfloat16 where that is float16. ``window`` bounds the
     draft's history; None leaves it. ``taps`` as in `read_spec`. ``pack`` lets prepacked copies
-    replace its linear layers on a CPU, in float16 where the target has narrow ``weights``; what a
-    draft proposes is never the text. ``force`` takes a draft of another width, see `bridge`.
-    Raises CheckpointError, WeightsError, PairError,
-    ConfigError, DownloadError.
+    replace its linear layers on a CPU, see also `draft_form`. ``force`` takes a draft of another
+    width, see `bridge`.
+    Raises CheckpointError, WeightsError, PairError, ConfigError, DownloadError.
     """
     kind = draft_dtype(dtype, target.dtype)
     folder = resolve_draft(path)
@@ -89,15 +87,21 @@ def load_draft(  # noqa: PLR0913 - what LoadConfig says of the draft
     bridge = None
     if force and spec.target_hidden_size != target.hidden_size:
         bridge = make_bridge(folder, spec, target.hidden_size, target.device)
-    tables = make_tables(spec, target, own, bridge)
-    report = _packed(model, weights) if pack else PackReport(reason="switched off")
+    form = draft_form(dtype, target) if pack else None
+    tables = make_tables(spec, target, own, bridge, form)
+    report = pack_model(model, weights=form) if pack else PackReport(reason="switched off")
     return LoadedDraft(model, tables, path, window, warnings, report)
 
 
-def _packed(model: DFlashDraftModel, weights: str | None) -> PackReport:
-    weight = model.norm.weight
-    halves = weights is not None and not why_not_narrow("float16", weight.dtype, weight.device)
-    return pack_model(model, weights="float16" if halves else None)
+def draft_form(asked: str | None, target: LoadedTarget) -> str | None:
+    """The form of a draft's weights; None = as its dtype says.
+
+    bfloat16 beside a float32 target on processors that multiply it, unless a dtype was ``asked``
+    for: what a draft proposes is never the text, and its weights are stored in 16 bits anyway.
+    """
+    ours = asked is None and target.packed.layers and target.dtype == torch.float32
+    fits = ours and narrow.fast_bfloat16() and not why_not_narrow("bfloat16")
+    return "bfloat16" if fits else None
 
 
 def draft_dtype(asked: str | None, target: torch.dtype) -> torch.dtype:
@@ -147,11 +151,15 @@ def target_facts(target: LoadedTarget, *, digest: bool = False) -> TargetFacts:
 
 
 def make_tables(
-    spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor], bridge: Bridge | None = None
+    spec: DraftSpec,
+    target: LoadedTarget,
+    own: dict[str, Tensor],
+    bridge: Bridge | None = None,
+    form: str | None = None,
 ) -> Tables:
     """Embedding and head from the target, or from ``own`` where the draft brought them.
 
-    Through ``bridge`` what is the target's gets the draft's width.
+    Through ``bridge`` what is the target's gets the draft's width. ``form`` as in `draft_form`.
     Raises PairError if borrowed tables are of another width, WeightsError if the draft's own do
     not fit its config.
     """
@@ -163,7 +171,7 @@ def make_tables(
             f"the draft is {spec.hidden_size} wide and borrows the embedding and head of a target "
             f"that is {target.hidden_size} wide; it would need its own"
         )
-    mask_row, head = own.get("mask_embedding"), _head(spec, target, own, ids, bridge)
+    mask_row, head = own.get("mask_embedding"), _head(spec, target, own, ids, (bridge, form))
     if embed is None:
         embed = target.embedding if bridge is None else bridge.embedding(target.embedding)
     return Tables(
@@ -200,9 +208,10 @@ def _head(
     target: LoadedTarget,
     own: dict[str, Tensor],
     ids: Tensor | None,
-    bridge: Bridge | None,
+    how: tuple[Bridge | None, str | None],
 ) -> Callable[[Tensor], Tensor]:
     """Hidden states to logits in the head's own dtype."""
+    bridge, form = how
     rows = target.vocab_size if ids is None else ids.numel()
     weight = own.get("lm_head.weight")
     if weight is None and bridge is not None:
@@ -210,13 +219,9 @@ def _head(
         picked = slice(None) if ids is None else ids
         return lambda hidden: whole(bridge.hidden(hidden))[:, picked]
     if weight is None and ids is None:
-        if (
-            not _halves(target)
-            or getattr(target.head, "kind", "") == "float16"
-            or not _tied(target)
-        ):
+        if form is None or getattr(target.head, "kind", "") in narrow.WEIGHTS or not _tied(target):
             return _as_callable(target.head, target.dtype)
-        return _product(target.embedding, target)
+        weight = target.embedding
     if weight is None:
         weight = _borrowed_rows(target)[ids]
     if tuple(weight.shape) != (rows, spec.hidden_size):
@@ -224,20 +229,11 @@ def _head(
             f"the draft's lm_head.weight is {list(weight.shape)}, it must be "
             f"[{rows}, {spec.hidden_size}]" + ("" if ids is not None else " (or come with d2t)")
         )
-    return _product(weight.to(target.device, target.dtype), target)
-
-
-def _product(head: Tensor, target: LoadedTarget) -> Callable[[Tensor], Tensor]:
-    """[n, H] to [n, V] in ``head``'s dtype; from half the bytes where that can be had."""
-    if _halves(target) and narrow.fits_half(head):
-        multiply = narrow.narrow(head, "float16")
-        return lambda hidden: multiply(hidden.to(head.dtype))
+    head = weight.to(target.device, target.dtype)
+    if form is not None:
+        dtype, multiply = head.dtype, narrow.narrow(head, form)
+        return lambda hidden: multiply(hidden.to(dtype))
     return lambda hidden: F.linear(hidden.to(head.dtype), head)
-
-
-def _halves(target: LoadedTarget) -> bool:
-    """Whether a draft's own copies may be rounded: what it proposes is never the text."""
-    return bool(target.packed.layers) and not why_not_narrow("float16", target.dtype, target.device)
 
 
 def _tied(target: LoadedTarget) -> bool:

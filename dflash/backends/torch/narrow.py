@@ -5,7 +5,7 @@ the time. Activations stay what they are, and no row sees another one: a number 
 of a block (as activations quantised by tensor would have) would make a token depend on the draft.
 
 float16   rounded to 11 bits, multiplied and summed in float32 (FBGEMM, x86); exact enough that the
-          text of a float32 model seldom changes, and numbers past 65504 are refused
+          text of a float32 model seldom changes; slow to pack, and refuses numbers past 65504
 bfloat16  8 bits, activations and results too (oneDNN); the cheapest one from 8 rows on
 int8      8 bits and one scale an output, products in bfloat16 (torch's own kernel): the smallest
 
@@ -25,8 +25,6 @@ from dflash.errors import WeightsError
 Multiply = Callable[[Tensor], Tensor]
 
 LARGEST = 65504.0  # of float16
-EXACT = 1e-6  # of the largest weight: rounding below this is that of float32 sums
-SAMPLE = 4096  # weights looked at first, to tell soon that a layer is not exact
 TOLERANCE = {"float16": 1e-3, "bfloat16": 2e-2, "int8": 5e-2}
 BYTES = {"float16": 2, "bfloat16": 2, "int8": 1}
 WEIGHTS = tuple(BYTES)
@@ -40,28 +38,14 @@ def narrow(weight: Tensor, form: str) -> Multiply:
     return _MAKERS[form](weight)
 
 
-def holds(weight: Tensor) -> bool:
-    """Whether float16 has the weights of a float32 layer as good as exactly.
-
-    True for most checkpoints that are stored in 16 bits, whichever 16.
-    """
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
-        return False
-    return all(_rounds(part) for part in (weight.reshape(-1)[:SAMPLE], weight))
-
-
-def fits_half(weight: Tensor) -> bool:
-    """Whether no weight is too large for float16."""
-    return bool(weight.abs().max() <= LARGEST)
-
-
-def _rounds(weight: Tensor) -> bool:
-    gap = (weight - weight.half().float()).abs().max()
-    return bool(gap <= EXACT * weight.abs().max())
+def fast_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 by itself."""
+    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in tests)
 
 
 def _float16(weight: Tensor) -> Multiply:
-    if not fits_half(weight):
+    if not bool(weight.abs().max() <= LARGEST):
         raise WeightsError(
             "the model has weights that float16 cannot hold; take --weights bfloat16 or int8"
         )

@@ -4,9 +4,7 @@ On a CPU a verify pass of 2 to 16 rows is bound by how often the weights are rea
 product re-arranges them every time. Packing happens at load, the packed copy replaces the
 original, and results stay within rounding (1e-5 relative in float32, checked at load).
 
-Weights that float16 holds as good as exactly (those of most checkpoints in 16 bits) are packed in
-float16, where products are as exact and half as many bytes are read; with ``weights`` all of them
-are packed in that form of `narrow.py`, exact or not.
+With ``weights`` they are packed in a form of fewer bytes (`narrow.py`).
 
 Uses private operators of torch, the ones its compiler uses with frozen weights. They may move: if
 one is missing or computes something else, the plain layers stay and ``PackReport.reason`` says so.
@@ -52,7 +50,6 @@ class PackReport:
     layers: int = 0
     bytes: int = 0  # of the packed copies
     reason: str = ""  # empty when layers were packed
-    halved: int = 0  # layers in float16 though nobody asked, as it holds them exactly
 
 
 class PackedLinear(nn.Module):
@@ -61,14 +58,13 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, weights: str | None = None) -> None:
         """Pack ``linear``'s weight; the layer keeps no reference to the original.
 
-        ``weights`` is one of `narrow.WEIGHTS`; None = as wide as it is, or exact in float16.
+        ``weights`` is one of `narrow.WEIGHTS`; None = as wide as it is.
         """
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         weight = linear.weight.detach()
-        exact = weights is None and not why_not_narrow("float16") and narrow.holds(weight)
-        self.kind = "float16" if exact else weights or choose_kind(weight.dtype, weight.shape[0])
+        self.kind = weights or choose_kind(weight.dtype, weight.shape[0])
         self.multiply = _with_bias(_pack(weight, self.kind), self.bias)
         self.bytes = weight.numel() * narrow.BYTES.get(self.kind, weight.element_size())
 
@@ -112,7 +108,7 @@ def _pack_mkl(weight: Tensor) -> Multiply:
 
 def _pack_onednn(weight: Tensor) -> Multiply:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
-    width = weight.shape[1]
+    out, width = weight.shape
 
     def multiply(x: Tensor) -> Tensor:
         rows = x.numel() // width
@@ -121,7 +117,7 @@ def _pack_onednn(weight: Tensor) -> Multiply:
             return y
         filled = F.pad(x.reshape(rows, width), (0, 0, 0, FEW - rows))
         y = torch.ops.mkldnn._linear_pointwise(filled, packed, None, "none", [], "")
-        return y[:rows].view(*x.shape[:-1], -1)
+        return y[:rows].view(*x.shape[:-1], out)
 
     return multiply
 
@@ -212,15 +208,13 @@ def pack_model(model: Any, look: Look | None = None, weights: str | None = None)
         _own_memory(model, names)
         fitting = (name for name in names if _fits(model, name, dtype, device))
         packed = [_replace(model, name, look, weights) for name in fitting]
-    halved = sum(layer.kind == "float16" for layer in packed) if weights is None else 0
-    return PackReport(len(packed), sum(layer.bytes for layer in packed), "", halved)
+    return PackReport(len(packed), sum(layer.bytes for layer in packed))
 
 
 def joint_report(parts: Sequence[PackReport]) -> PackReport:
     """One report of a model that was packed in parts; the last one is that of the whole."""
     layers, size = sum(p.layers for p in parts), sum(p.bytes for p in parts)
-    halved = sum(p.halved for p in parts)
-    return PackReport(layers, size, "" if layers else parts[-1].reason, halved)
+    return PackReport(layers, size, "" if layers else parts[-1].reason)
 
 
 def _own_memory(model: Any, names: list[str]) -> None:

@@ -71,7 +71,6 @@ class TorchPair:
             window=load.draft_sliding_window_size,
             taps=load.taps,
             pack=load.pack_weights,
-            weights=load.weights,
             force=load.force_dflash,
         )
         return cls(target, draft)
