@@ -125,6 +125,11 @@ class Named:
         return named
 
 
+def seen(engine: Engine) -> Engine:
+    """An engine over the same pair whose rounds can be watched."""
+    return Engine(cast(Pair, Watched(engine.pair)))
+
+
 def rounds(engine: Engine, prompt: Sequence[int], flags: Namespace) -> Iterator[Any]:
     """Chunks after the first two: every ``next`` is one round."""
     chunks = engine.stream(
@@ -132,7 +137,7 @@ def rounds(engine: Engine, prompt: Sequence[int], flags: Namespace) -> Iterator[
         max_tokens=flags.tokens,
         block_size=flags.block_size,
         ignore_eos=True,
-        reuse=False,
+        reuse=flags.reuse,
     )
     for _ in range(2):
         next(chunks)
@@ -151,10 +156,10 @@ def timed(engine: Engine, prompt: Sequence[int], flags: Namespace) -> list[float
 
 
 def watched(engine: Engine, prompt: Sequence[int], flags: Namespace) -> tuple[Any, int, float]:
-    """(profiler's events, rounds, milliseconds of all)."""
+    """(profiler's events, rounds, milliseconds of all); ``engine`` is over a `Watched` pair."""
     from torch.profiler import ProfilerActivity, profile
 
-    chunks, count = rounds(Engine(cast(Pair, Watched(engine.pair))), prompt, flags), 0
+    chunks, count = rounds(engine, prompt, flags), 0
     kinds = [ProfilerActivity.CPU]
     if _on_cuda(engine):
         kinds.append(ProfilerActivity.CUDA)
@@ -242,7 +247,7 @@ def measure(engine: Engine, flags: Namespace) -> tuple[Profiled, dict[str, float
     cuda, pair = _on_cuda(engine), cast(Any, engine.pair)
     timed(engine, prompt, flags)
     alone = timed(engine, prompt, flags)
-    events, count, spent = watched(engine, prompt, flags)
+    events, count, spent = watched(seen(engine), prompt, flags)
     alone += timed(engine, prompt, flags)
     found = times(events, pair.vocab_size, cuda)
     top = ceilings(engine.pair)
@@ -302,6 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--dtype", default=None)
     flags = parser.parse_args(arguments)
+    flags.reuse = False
     before = record.conditions(flags.threads)
     with dflash.load(
         flags.target, flags.draft, threads=flags.threads, dtype=flags.dtype, profile=False

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dflash  # noqa: E402 - after the check for torch
-from bench import demo, identical, profile, walks  # noqa: E402 - after the check for torch
+from bench import demo, gpu, identical, long_context, profile, walks, weights  # noqa: E402 - after the check for torch
 from bench.arms import plain_transformers, transformers_arm  # noqa: E402
 from bench.sets import Prompt  # noqa: E402
 from dflash.backends.torch.load import load_target  # noqa: E402
@@ -102,6 +102,50 @@ def test_the_map_of_a_round_covers_all_of_it(
     whole = sum(part["ms"] for part in found["parts"])
     assert whole == pytest.approx(found["round_ms"]) and 0 < found["idle_share"] < 1
     assert "no tensor kernel runs" in capsys.readouterr().out
+
+
+def test_what_a_round_costs_is_told_by_context(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "long.json"
+    short = ["--contexts", "40,80", "--rounds", "3", "--block-size", "4"]
+    long_context.main([*pair, *short, "--out", str(out)])
+    lines = json.loads(out.read_text())["lines"]
+    assert [(line["context"], line["block"]) for line in lines] == [
+        (40, 1),
+        (40, 4),
+        (80, 1),
+        (80, 4),
+    ]
+    assert all(line["attention_ms"] > 0 for line in lines)
+    assert "all but attention" in capsys.readouterr().out
+
+
+def test_forms_of_weights_are_compared_on_the_same_texts(pair: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "weights.json"
+    short = ["--tokens", "6", "--prompts-per-set", "1", "--repeats", "1", "--sets", "gsm8k"]
+    weights.main([*pair, *short, "--forms", "int8", "--block-sizes", "4", "--out", str(out)])
+    lines = json.loads(out.read_text())["lines"]
+    assert [(line["form"], line["block"]) for line in lines] == [
+        ("float32", 1),
+        ("float32", 4),
+        ("int8", 1),
+        ("int8", 4),
+    ]
+    assert all(line["as_plain"] == line["texts"] == 1 for line in lines)
+
+
+def test_a_target_made_on_the_spot_counts_and_its_draft_follows_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofline, "COPIED", 256)
+    monkeypatch.setattr(roofline, "SIZE", 16)
+    out = tmp_path / "gpu.json"
+    where = ["--size", "tiny", "--device", "cpu", "--dtype", "float32", "--threads", "1"]
+    gpu.main([*where, "--rounds", "2", "--context", "24", "--out", str(out)])
+    lines = json.loads(out.read_text())["lines"]
+    assert [line["committed"] for line in lines] == [1, 1, 3, 5, 7, 13, 1]
+    assert all(line["round_ms"] > 0 and line["efficiency"] > 0 for line in lines)
 
 
 def test_walks_over_a_text_are_what_generation_accepts(

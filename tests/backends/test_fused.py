@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dflash.backends.torch import fused
+from dflash.backends.torch import fused, load
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.forward import FusedForward, ModelForward, make_forward
@@ -85,6 +85,7 @@ def test_other_families_keep_their_layers_and_say_why(kind: str, why: str, tmp_p
 def test_layers_that_would_compute_something_else_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))  # where nothing was found equal yet
     right = fused.rotate_
     monkeypatch.setattr(fused, "rotate_", lambda x, n, turns: right(x, n, turns.conj()))
     model = tiny_target("llama")
@@ -134,3 +135,25 @@ def test_the_state_after_the_final_norm_can_be_tapped(tmp_path: Path) -> None:
         found.append(taps.take())
     assert found[0] is not None and found[0].shape[0] == len(PROMPT)
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)
+
+
+def test_layers_found_equal_once_are_not_compared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one config, whatever its weights and place; another config is compared."""
+    compared: list[str] = []
+    sample = load._sample_logits
+
+    def counted(model: Any) -> torch.Tensor:
+        compared.append(type(model.model.layers[0]).__name__)
+        return sample(model)
+
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(load, "_sample_logits", counted)
+    for seed, count in ((0, 2), (1, 2)):
+        target = opened(tiny_target("llama", seed=seed), tmp_path / f"{seed}")
+        assert target.fused.layers == LAYERS and len(compared) == count
+    assert compared == ["LlamaDecoderLayer", "FusedLayer"]
+    opened(tiny_target("llama"), tmp_path / "2", dtype="float64")
+    opened(tiny_target("llama", layers=3), tmp_path / "3")
+    assert len(compared) == 6

@@ -277,7 +277,7 @@ def test_drafted_tokens_are_those_of_torch_round_by_round(
 ) -> None:
     save_it, load, sampling = DRAFTED[case]
     draft = str(save_it(tmp_path / "draft"))
-    config = LoadConfig(str(llama), draft, dtype="float32", **load)
+    config = LoadConfig(str(llama), draft, dtype="float32", draft_dtype="float32", **load)
     request = Request(PROMPT, 24, sampling=Sampling(**sampling))
     found, said = [], []
     for pair in (open_torch(config), open_pair(config)):

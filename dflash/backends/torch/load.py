@@ -8,12 +8,14 @@ Weights are complete, finite and in one dtype when ``load_target`` returns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
+from dflash.backends.torch import checked
 from dflash.backends.torch.attention import group_attention
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.checkpoint import resolve
@@ -107,18 +109,20 @@ def load_target(
     require(f"the target {path}", count_weights(folder) * kind.itemsize, where)
 
     def read() -> Any:
-        with quiet():
-            model = read_model(folder, kind, trust_remote_code)
+        model = read_model(folder, kind, trust_remote_code)
+        if not texts:  # not before: two threads had better not import transformers' parts at once
+            texts.append(beside.submit(read_tokenizer, folder, trust_remote_code))
         with guard(f"moving {path} to {where}"):
             return model.to(where).eval().requires_grad_(False)
 
     if weights is not None and not pack:
         raise ConfigError(f"weights={weights!r} are packed weights: leave out pack_weights=False")
-    model, packed, fused = _tuned(read, path, weights) if pack else _as_it_is(read(), path)
+    texts: list[Future[Any]] = []
+    with quiet(), ThreadPoolExecutor(1) as beside:
+        model, packed, fused = _tuned(read, path, weights) if pack else _as_it_is(read(), path)
+        tokenizer = texts[0].result()
     if weights is not None and not packed.layers:
         raise ConfigError(f"weights={weights!r} cannot be had for {path}: {packed.reason}")
-    with quiet():
-        tokenizer = read_tokenizer(folder, trust_remote_code)
     return replace(_describe(model, tokenizer, path, packed, fused), weights=weights)
 
 
@@ -137,9 +141,14 @@ def _tuned(read: Callable[[], Any], name: str, weights: str | None = None) -> Op
     reason = why_not_fused(model)
     if reason:
         return model, *_settle(model, name, weights, FuseReport(reason=reason))
+    how = (str(model.dtype), str(model.device.type), str(weights))
+    seen = checked.place(model.config, how)
+    if checked.known(seen):
+        return model, *_settle(model, name, weights)
     before = _sample_logits(model)
     packed, fused = _settle(model, name, weights)
     if not differs(before, _sample_logits(model), model.dtype, weights):
+        checked.remember(seen)
         return model, packed, fused
     del model  # the weights are in the fused layers now: start again from the files
     model = read()
@@ -177,6 +186,22 @@ def _check(model: Any, check: FiniteCheck) -> None:
     for key, weight in model.named_parameters():
         check.look(key, weight)
     check.done()
+
+
+def take_target(model: Any, name: str) -> LoadedTarget:
+    """A model made in memory and given away: fused and packed as one that came from files.
+
+    Raises CheckpointError for models that cannot be a target.
+    """
+    made = [model.eval().requires_grad_(False)]
+
+    def read() -> Any:
+        if not made:
+            raise CheckpointError(f"{name}: fused layers give other logits, and it is used up")
+        return made.pop()
+
+    model, packed, fused = _tuned(read, name)
+    return _describe(model, None, name, packed, fused)
 
 
 def wrap_target(model: Any, tokenizer: Any = None, name: str | None = None) -> LoadedTarget:
