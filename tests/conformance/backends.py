@@ -132,6 +132,14 @@ def torch(folder: Path, ties: bool) -> Backend:
     return make(folder, ties)
 
 
+def torch_int8(folder: Path, ties: bool) -> Backend:
+    """The same Llama with its weights rounded to int8."""
+    pytest.importorskip("torch")
+    from tests.conformance.torch_backend import make_rounded
+
+    return make_rounded(folder, ties)
+
+
 def mlx(folder: Path, ties: bool) -> Backend:
     """The same Llama in MLX."""
     pytest.importorskip("mlx_lm")
@@ -153,6 +161,7 @@ MAKERS: dict[str, Callable[[Path, bool], Backend]] = {
     "gguf": gguf,
     "toy": toy,
     "torch": torch,
+    "torch-int8": torch_int8,
     "mlx": mlx,
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dflash.backends.torch import open_pair
+from dflash.backends.torch.pair import TorchPair
 from dflash.config import LoadConfig
 from dflash.model import DFlashDraftModel
 from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
@@ -16,15 +17,45 @@ from tests.conformance.backends import BLOCK, Backend, Plain
 from tests.facades.drafts import save_draft
 
 
-def make(folder: Path, ties: bool) -> Backend:
-    """A target saved and loaded as a user's would be; plain decoding recomputes everything."""
+def saved(folder: Path, ties: bool) -> tuple[Any, str, str]:
+    """The target, and the folders of it and of a draft for it."""
     model = tiny_target("llama")
     if ties:
         with torch.no_grad():
             head = model.lm_head.weight
             head[1::2] = head[::2]
     target = str(save_target(model, tiny_tokenizer(), folder / "target"))
-    draft = str(save_draft(folder / "draft", block_size=BLOCK))
+    return model, target, str(save_draft(folder / "draft", block_size=BLOCK))
+
+
+def make_rounded(folder: Path, ties: bool) -> Backend:
+    """A target whose weights were rounded to int8: the text is the rounded one's."""
+    _, target, draft = saved(folder, ties)
+
+    def opened(beside: str | None = None) -> TorchPair:
+        return TorchPair.open(
+            LoadConfig(target, beside, device="cpu", dtype="float32", weights="int8")
+        )
+
+    pair = opened()
+    rounded = pair.target.model
+
+    def logits(tokens: Sequence[int]) -> Any:
+        with torch.inference_mode():
+            return rounded(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
+
+    return Backend(
+        "torch",
+        pair,
+        Plain(lambda tokens: logits(tokens).numpy()),
+        own=lambda: opened(draft),
+        objects={"target": rounded, "draft": DFlashDraftModel.from_pretrained(draft)},
+    )
+
+
+def make(folder: Path, ties: bool) -> Backend:
+    """A target saved and loaded as a user's would be; plain decoding recomputes everything."""
+    model, target, draft = saved(folder, ties)
 
     def logits(tokens: Sequence[int]) -> Any:
         with torch.inference_mode():
