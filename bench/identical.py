@@ -48,10 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--skip", type=int, default=0, help="the first N, for a run in parts")
     parser.add_argument("--block-size", default="8", help="N or auto; several with commas")
     parser.add_argument("--way", default="greedy", help=f"of {', '.join(WAYS)}; or several")
+    parser.add_argument("--weights", default=None, help="of the target: float16, bfloat16, int8")
     flags = parser.parse_args(arguments)
     before, blocks = record.conditions(flags.threads), _blocks(flags.block_size)
     found: dict[tuple[str, Any], list[Outcome]] = {}
-    with dflash.load(flags.target, flags.draft, threads=flags.threads, dtype="float32") as engine:
+    how: dict[str, Any] = {"threads": flags.threads, "dtype": "float32", "weights": flags.weights}
+    with dflash.load(flags.target, flags.draft, **how) as engine:
         for way in flags.way.split(","):
             settings = {"max_tokens": flags.tokens, "reuse": False, **WAYS[way]}
             gap = Judge(engine, settings).gap
