@@ -52,13 +52,18 @@ class Text:
 
 
 def generate(
-    engine: Engine, prompts: Iterable[sets.Prompt], tokens: int, block_size: int
+    engine: Engine, prompts: Iterable[sets.Prompt], tokens: int, block_size: int, tree: int = 0
 ) -> list[Text]:
-    """Greedy texts for ``prompts``."""
+    """Greedy texts for ``prompts``; drafted in chains, or in a ``tree`` of so many nodes."""
     texts = []
     for prompt in prompts:
         out = engine.generate(
-            prompt.text, max_tokens=tokens, block_size=block_size, temperature=0.0, reuse=False
+            prompt.text,
+            max_tokens=tokens,
+            block_size=block_size,
+            draft_tree=tree,
+            temperature=0.0,
+            reuse=False,
         )
         texts.append(Text(prompt.id, prompt.set, out.token_ids, out.stats))
     return texts
@@ -96,7 +101,8 @@ def measure(engine: Engine, names: Sequence[str], flags: Any) -> dict[str, Summa
     result = {}
     for name in names:
         prompts = sets.load(name, flags.prompts_per_set)
-        result[name] = summarise(generate(engine, prompts, flags.tokens, flags.block_size))
+        texts = generate(engine, prompts, flags.tokens, flags.block_size, flags.draft_tree)
+        result[name] = summarise(texts)
     return result
 
 
@@ -104,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = record.parser(__doc__, tokens=128, prompts=40)
     parser.add_argument("--block-size", type=int, default=8)
+    parser.add_argument("--draft-tree", type=int, default=0, help="nodes; 0 = chains")
     parser.add_argument("--sets", default=",".join(sets.HELD_OUT))
     parser.add_argument("--dtype", default=None)
     flags = parser.parse_args(arguments)
@@ -115,14 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with engine:
         result = measure(engine, flags.sets.split(","), flags)
     average = sum(s.micro for s in result.values()) / len(result)
-    _print(result, average, flags.block_size)
+    _print(result, average, f"block {flags.block_size}, tree {flags.draft_tree or 'none'}")
     out = flags.out or Path("runs/acceptance.json")
     rows = {name: asdict(summary) for name, summary in result.items()}
     record.write(out, {"conditions": before, "average": average, "sets": rows})
 
 
-def _print(result: dict[str, Summary], average: float, block_size: int) -> None:
-    table = Table(title=f"committed per verify pass, block {block_size}, temperature 0")
+def _print(result: dict[str, Summary], average: float, how: str) -> None:
+    table = Table(title=f"committed per verify pass, {how}, temperature 0")
     for column in ("set", "texts", "in circles", "micro", "macro", "kept 1, 2, ... drafts"):
         table.add_column(column, justify="left" if column == "set" else "right")
     for name, s in result.items():

@@ -13,8 +13,12 @@ from dflash.config import BlockSize
 from dflash.core import policy as policies
 from dflash.core.floor import Floor
 from dflash.core.profile import Profile
-from dflash.core.protocols import Pair, Policy
+from dflash.core.protocols import Branching, Pair, Policy
 from dflash.core.stats import Stats
+from dflash.errors import ConfigError
+from dflash.generate_config import DraftTree
+
+BUDGETS = (8, 12, 16, 24, 32)  # nodes of the trees that are weighed against chains
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +37,24 @@ def choose(
     pair: Pair,
     profile: Profile | None = None,
     min_acceptance_rate: float | None = None,
+    tree: DraftTree = 0,
 ) -> Blocks:
     """The policy for ``asked`` on ``pair``; warns once when the draft's native size clamps it.
 
     ``profile`` is what earlier requests of the pair taught about its costs. A fixed block with a
-    ``min_acceptance_rate`` is given up while fewer of its drafts are accepted.
+    ``min_acceptance_rate`` is given up while fewer of its drafts are accepted. A ``tree`` of so
+    many nodes is as deep as the block, the native one if none is asked for. Raises ConfigError
+    where the pair knows no trees.
     """
     native = pair.draft_block_size
     if native is None:
         return Blocks(policies.Off(), "off", 1, reason="there is no draft")
+    trees = _trees(tree, pair)
     size = pair.default_block_size if asked is None else asked
-    if size is None or size == "auto":
-        adaptive = policies.Adaptive(native, profile)
+    if size is None and isinstance(tree, int) and tree:
+        size = native
+    if size is None or size == "auto" or tree == "auto":
+        adaptive = policies.Adaptive(native, profile, trees)
         return Blocks(adaptive, "adaptive", None, reason="chosen each round by measured time")
     clamped_from = size if size > native else None
     if clamped_from is not None:
@@ -60,7 +70,20 @@ def choose(
     if min_acceptance_rate is not None:
         floor = Floor(size, min_acceptance_rate, None if profile is None else profile.costs)
         return Blocks(floor, "floor", size, clamped_from, reason)
-    return Blocks(policies.Fixed(size), "fixed", size, clamped_from, reason)
+    fixed = policies.Fixed(size, trees[0] if trees else 0)
+    return Blocks(fixed, "fixed", size, clamped_from, reason)
+
+
+def _trees(tree: DraftTree, pair: Pair) -> tuple[int, ...]:
+    """Numbers of nodes that may be planned. Raises ConfigError where the pair knows no trees."""
+    if not tree:
+        return ()
+    reason = f"the {pair.backend} backend judges chains"
+    if isinstance(pair, Branching):
+        reason = pair.why_no_trees()
+    if reason:
+        raise ConfigError(f"draft_tree is not possible here: {reason}. Leave draft_tree out")
+    return BUDGETS if tree == "auto" else (tree,)
 
 
 def _reason(asked: BlockSize, size: int, native: int) -> str:

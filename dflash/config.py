@@ -21,6 +21,7 @@ from dflash.generate_config import (
     GenerateConfig,
     GenerateOptions,
     parse_block_size,
+    parse_draft_tree,
 )
 from dflash.gguf_options import GgufOptions
 
@@ -39,6 +40,7 @@ __all__ = [
     "from_options",
     "join_draft",
     "parse_block_size",
+    "parse_draft_tree",
     "parse_taps",
     "path_name",
     "split_draft",

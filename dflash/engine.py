@@ -131,7 +131,7 @@ class Engine:
         asked = [
             (
                 self._request(ids, config, sample),
-                blocks.choose(config.block, self.pair, self._profile, rate),
+                blocks.choose(config.block, self.pair, self._profile, rate, config.draft_tree),
             )
             for sample in range(config.n)
         ]

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from dflash import checks
-from dflash.core.types import Path, Rule
+from dflash.core.types import MOST_NODES, Path, Rule
 from dflash.errors import ConfigError
 
 BlockSize = int | Literal["auto"] | None
+DraftTree = int | Literal["auto"]
 RULES = ("match", "rejection", "block")
 PATHS = ("walk", "best")
 DRAFT_TOKENS = 4  # of a block with a least acceptance rate, where no size was asked for
@@ -51,6 +52,8 @@ class GenerateConfig:
     draft_path      "walk": a draft token after token, as it is sampled; "best": the path of tokens
                     that is likeliest as a whole, where the draft can tell
     draft_p_min     stop drafting where the likeliest token has less probability; 0.0 = off
+    draft_tree      candidates judged in one pass as a tree of that many nodes, as deep as a block;
+                    "auto" = where it is measured to be faster (with block_size "auto"); 0 = chains
     min_acceptance_rate  give the block up while fewer of its drafts are accepted, and probe;
                     without a block size of its own, for one of 4 drafts. None = never give it up
     reuse           resume from an earlier request that begins with the same tokens
@@ -87,6 +90,7 @@ class GenerateConfig:
     greedy_drafts: bool = False
     draft_path: Path = "walk"
     draft_p_min: float = 0.0
+    draft_tree: DraftTree = 0
     min_acceptance_rate: float | None = None
     reuse: bool = True
 
@@ -107,6 +111,7 @@ class GenerateConfig:
         self._check_penalties()
         self._check_constraint()
         self._check_block()
+        self._check_tree()
 
     def _check_lengths(self) -> None:
         checks.at_least(0, "max_tokens", self.max_tokens, required=True)
@@ -192,6 +197,27 @@ class GenerateConfig:
                 "give one of the two"
             )
 
+    def _check_tree(self) -> None:
+        tree = self.draft_tree
+        if tree != "auto":
+            checks.at_least(0, "draft_tree", tree, required=True, hint=' (0 = chains, or "auto")')
+            if tree > MOST_NODES:
+                raise ConfigError(f"draft_tree is {tree}: at most {MOST_NODES} nodes")
+        others = {
+            'draft_path="best" chooses one path': self.draft_path == "best",
+            "draft_p_min ends a path": self.draft_p_min > 0,
+            "min_acceptance_rate gives chains up": self.min_acceptance_rate is not None,
+            f"block_size {self.block} leaves it no level": self.block == 1,
+        }
+        for other, given in others.items():
+            if tree and given:
+                raise ConfigError(f"draft_tree weighs its own branches, and {other}: give one")
+        if tree == "auto" and self.block not in (None, "auto"):
+            raise ConfigError(
+                'draft_tree="auto" decides by measured time, and the block is fixed to '
+                f"{self.block}: give a number of nodes, or leave the block out"
+            )
+
     @property
     def block(self) -> BlockSize:
         """The block size asked for in either form; None = nothing was asked."""
@@ -252,6 +278,7 @@ class GenerateOptions(TypedDict, total=False):
     greedy_drafts: bool
     draft_path: Path
     draft_p_min: float
+    draft_tree: DraftTree
     min_acceptance_rate: float | None
     reuse: bool
 
@@ -266,6 +293,13 @@ def parse_block_size(text: str, name: str = "--block-size") -> int | Literal["au
         raise ConfigError(f"{name} must be a number or 'auto', got {text!r}") from None
     checks.at_least(1, name, size, hint=" (1 = plain decoding, or 'auto')")
     return size
+
+
+def parse_draft_tree(text: str, name: str = "--draft-tree") -> DraftTree:
+    """``auto`` or a number of nodes. Raises ConfigError naming ``name``."""
+    if text == "auto" or text.isdecimal():
+        return "auto" if text == "auto" else int(text)
+    raise ConfigError(f"{name} must be a number of nodes or 'auto', got {text!r}")
 
 
 def _logprobs(value: Any) -> Any:

@@ -114,7 +114,7 @@ def test_options_have_the_documented_names() -> None:
             "draft_path",
             "draft_p_min",
         ),
-        *("min_acceptance_rate", "reuse"),
+        *("draft_tree", "min_acceptance_rate", "reuse"),
     ]
 
 

@@ -64,6 +64,7 @@ def generate(
     min_acceptance_rate: o.MinAcceptanceRate = None,
     draft_path: o.DraftPath = "walk",
     draft_p_min: o.DraftPMin = 0.0,
+    draft_tree: o.DraftTree = "0",
     strict_mode: o.Strict = False,
     preset: o.Preset = None,
     show_drafts: o.ShowDrafts = False,

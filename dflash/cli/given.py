@@ -17,6 +17,7 @@ from dflash.config import (
     LoadOptions,
     from_options,
     parse_block_size,
+    parse_draft_tree,
 )
 from dflash.errors import ConfigError, PromptError
 from dflash.prompt import insist_on_text
@@ -37,6 +38,8 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     options["block_size"] = None if size is None else parse_block_size(size)
     if size is None and given["draft_tokens"] is None:
         options["block_size"] = _from_environment(given)
+    if "draft_tree" in given:
+        options["draft_tree"] = parse_draft_tree(given["draft_tree"])
     insist_on_text(given["system"] or "", "the system message")
     from_options(GenerateConfig, options)  # before a minute of loading, not after
     return {**options, "chat_template": not given["no_chat_template"], "system": given["system"]}

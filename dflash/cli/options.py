@@ -145,6 +145,14 @@ DraftPath = Annotated[
 DraftPMin = Annotated[
     float, _text("--draft-p-min", metavar="P", help="Stop drafting below this probability.")
 ]
+DraftTree = Annotated[
+    str,
+    _text(
+        "--draft-tree",
+        metavar="N|auto",
+        help="Judge N candidates a pass as a tree, as deep as the block; 0 = chains.",
+    ),
+]
 Strict = Annotated[
     bool,
     _text("--strict", help="Keep a draft only where it is the target's own sample."),

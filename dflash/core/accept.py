@@ -1,4 +1,4 @@
-"""The rules of acceptance in reference form: numpy, one chain, no state.
+"""The rules of acceptance in reference form: numpy, one block, no state.
 
 Letters: p [n+1, V] is the target's distribution at every place of a block, q [n, V] the one each
 drafted token was drawn from, both after all options; d [n] are the drafted tokens.
@@ -10,7 +10,7 @@ token come from outside, so that tests can enumerate them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,31 @@ def match(drafted: Sequence[int], choices: Sequence[int]) -> int:
     """
     pairs = enumerate(zip(drafted, choices, strict=False))
     return next((place for place, (draft, own) in pairs if draft != own), len(drafted))
+
+
+def follow(
+    drafted: Sequence[int], parents: Sequence[int], choice: Callable[[int], int]
+) -> list[int]:
+    """Nodes of a tree kept by the match rule, from the anchor on.
+
+    Node i drafts the token ``drafted[i]`` after those on the way from the anchor to
+    ``parents[i]`` (-1: right after the anchor). ``choice(0)`` is the target's own token after the
+    anchor and ``choice(i + 1)`` the one after node i; it is asked for along the path only. The
+    child that equals it is next, and where there is none the path ends. Exact for any tree and any
+    way of drafting, for the same reason as `match`: a chain is a tree without branches. Chance to
+    go on: the sum of p over the children's tokens. (EAGLE's walk over candidates without
+    replacement, and the walk of block diffusion trees, arXiv 2604.12989, are this law.)
+    """
+    path: list[int] = []
+    here = -1
+    while True:
+        own = choice(here + 1)
+        nodes = (node for node, parent in enumerate(parents) if parent == here)
+        found = next((node for node in nodes if drafted[node] == own), None)
+        if found is None:
+            return path
+        path.append(found)
+        here = found
 
 
 def residual(p: Floats, q: Floats) -> Floats:

@@ -7,14 +7,14 @@ their own and are held to this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash.core import noise
-from dflash.core.accept import choose, distribution, draw, judge
+from dflash.core.accept import choose, distribution, draw, follow, judge
 from dflash.core.logits import changes_logits, logprob, process
 from dflash.core.noise import Stream
 from dflash.core.types import Logprob, Request
@@ -29,6 +29,7 @@ class Ruling(NamedTuple):
     tokens: list[int]  # accepted + 1, the last is the target's own
     accepted: int
     notes: list[Logprob] | None = None
+    path: Sequence[int] = ()  # nodes accepted
 
 
 class Drafted(NamedTuple):
@@ -44,39 +45,54 @@ def rule(
     output: Sequence[int],
     drafted: Sequence[int] = (),
     q: NDArray[np.float64] | None = None,  # [n, V]
+    parents: Sequence[int] | None = None,  # [n] of a tree, judged by match; None = a chain
 ) -> Ruling:
     """Judge ``drafted`` after the committed ``output``. Raises ConfigError when no token is left"""
     sampling = request.sampling
     places = range(len(drafted) + 1)
-    if sampling.temperature > 0 and sampling.rule != "match":
+    path: Sequence[int]
+    if sampling.temperature > 0 and sampling.rule != "match" and parents is None:
         rows = (options(logits[i], request, output, drafted[:i]) for i in places)
         p = np.stack([distribution(row, sampling) for row in rows])
         accepted, own = judge(drafted, p, q, sampling, len(output))
-        tokens = [*drafted[:accepted], own]
+        path = range(accepted)
     else:
-        tokens = list(_matched(logits, request, output, drafted))
+        tree = range(-1, len(drafted) - 1) if parents is None else parents
+        path, own = _matched(logits, request, output, drafted, tree)
+    tokens = [*(drafted[node] for node in path), own]
     notes = None
     if sampling.logprobs is not None:
-        pairs = zip(logits, tokens, strict=False)
-        notes = [logprob(row, token, sampling.logprobs) for row, token in pairs]
-    return Ruling(tokens, len(tokens) - 1, notes)
+        said = zip([0, *(node + 1 for node in path)], tokens, strict=True)
+        notes = [logprob(logits[row], token, sampling.logprobs) for row, token in said]
+    return Ruling(tokens, len(path), notes, path)
 
 
 def _matched(
-    logits: Rows, request: Request, output: Sequence[int], drafted: Sequence[int]
-) -> Iterator[int]:
-    """The target's own tokens, up to the first that was not drafted."""
+    logits: Rows,
+    request: Request,
+    output: Sequence[int],
+    drafted: Sequence[int],
+    parents: Sequence[int],
+) -> tuple[list[int], int]:
+    """Nodes that equal the target's own tokens, and the one after them."""
     plain = request.sampling.temperature == 0 and not changes_logits(request)
     best = logits[: len(drafted) + 1].argmax(axis=-1).tolist() if plain else []
-    for place in range(len(drafted) + 1):
+    before: dict[int, list[int]] = {0: []}  # row -> drafts on the way to it
+    own: int = 0
+
+    def choice(row: int) -> int:
+        nonlocal own
+        if row:
+            before[row] = [*before[parents[row - 1] + 1], drafted[row - 1]]
         if plain:
-            token: int = best[place]  # the lowest id on ties
+            own = best[row]  # the lowest id on ties
         else:
-            row = options(logits[place], request, output, drafted[:place])
-            token = choose(row, request.sampling, len(output) + place)
-        yield token
-        if place < len(drafted) and token != drafted[place]:
-            return
+            processed = options(logits[row], request, output, before[row])
+            own = choose(processed, request.sampling, len(output) + len(before[row]))
+        return own
+
+    path = follow(drafted, parents, choice)
+    return path, own
 
 
 def propose(logits: Rows, request: Request, output: Sequence[int]) -> Drafted:

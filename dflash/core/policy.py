@@ -12,17 +12,20 @@ from dflash.core.types import Outlook, Plan, Step
 class Fixed:
     """Always the same block, or what is left of it at the end of the output."""
 
-    def __init__(self, block_size: int) -> None:
-        """``block_size`` counts the anchor: 1 is plain decoding."""
+    def __init__(self, block_size: int, tree: int = 0) -> None:
+        """``block_size`` counts the anchor: 1 is plain decoding.
+
+        Drafts that can spread ``tree`` nodes over it, where that is more than a chain has.
+        """
         assert block_size >= 1, f"a block has at least its anchor, got {block_size}"
-        self._rows = block_size - 1
+        self._rows, self._tree = block_size - 1, tree
 
     def plan(self, most: int, outlooks: Sequence[Outlook]) -> Plan:
         """The first draft that can propose, as deep as block, draft and output allow."""
         for draft, outlook in enumerate(outlooks):
             rows = min(self._rows, most, outlook.most)
             if rows > 0:
-                return Plan(draft, rows, rows)
+                return Plan(draft, max(rows, min(self._tree, outlook.tree)), rows)
         return Plan()
 
     def observe(self, step: Step) -> None:
@@ -57,6 +60,8 @@ _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
+_TREE = 1000  # a tree of n nodes has the grade 1000 + n, whatever the draft's own
+_LIFT = 0.2  # of what a chain misses at a place, what a tree is thought to catch before it is seen
 _REFRESH = 24  # rounds between two measurements of a plain step, at break-even
 
 Options = Mapping[tuple[int, int], float]  # (draft, rows) -> speed; plain decoding is 1
@@ -72,12 +77,17 @@ class Adaptive:
     steps it probes at growing intervals, so that text which becomes predictable is noticed.
     """
 
-    def __init__(self, block_size: int, profile: Profile | None = None) -> None:
-        """``block_size`` is the most, anchor included. Requests of a pair share a ``profile``."""
+    def __init__(
+        self, block_size: int, profile: Profile | None = None, trees: Sequence[int] = ()
+    ) -> None:
+        """``block_size`` is the most, anchor included. Requests of a pair share a ``profile``.
+
+        ``trees`` are numbers of nodes that may be tried as well, at full depth.
+        """
         self.state = State.PREFILL
         self.fallback_rounds = 0  # probes included
         self.fallback_reason: str | None = None  # of the last time
-        self._most = block_size - 1
+        self._most, self._trees = block_size - 1, tuple(trees)
         self._profile = profile or Profile()
         self._costs = self._profile.costs
         self._survival: dict[tuple[int, int], Survival] = {}
@@ -100,7 +110,7 @@ class Adaptive:
         if rows == 0:
             return Plan()
         self._outlook = outlooks[draft]
-        return Plan(draft, rows, rows)
+        return Plan(draft, rows, min(rows, able[draft]))
 
     def observe(self, step: Step) -> None:
         """Learn what the round cost and how far the draft was right."""
@@ -126,7 +136,7 @@ class Adaptive:
             self._loan = min(_MOST_LOAN, _LOAN + _TRUST * max(0.0, speed - 1))
         now = {draft: self._survival_of(draft, outlooks[draft].grade) for draft in able}
         room = {draft: self._room(outlooks[draft]) for draft in able}
-        options = self._speeds(able, now, room)
+        options = {**self._speeds(able, now, room), **self._tree_speeds(able, outlooks, room)}
         if not options:  # the books allow nothing
             self._fall_back("drafts that failed have taken as much time as they may")
             return 0, 0
@@ -163,6 +173,29 @@ class Adaptive:
                     speeds[draft, rows] = gains[rows] * costs[0] / costs[rows]
         return speeds
 
+    def _tree_speeds(
+        self, able: Mapping[int, int], outlooks: Sequence[Outlook], room: Mapping[int, float]
+    ) -> Options:
+        """The same for trees; rows that a chain has too are a chain's."""
+        speeds: dict[tuple[int, int], float] = {}
+        for draft, most in able.items():
+            usable = [n for n in self._trees if most < n <= outlooks[draft].tree]
+            for nodes in usable:
+                cost = self._costs.cost(draft, nodes)
+                if cost <= room[draft]:
+                    gain = self._tree_survival(draft, nodes, outlooks[draft].grade).committed(most)
+                    speeds[draft, nodes] = gain[most] * self._costs.plain() / cost
+        return speeds
+
+    def _tree_survival(self, draft: int, nodes: int, grade: int) -> Survival:
+        """Of each level of a tree; it starts from the chain's, and a little better."""
+        key = (draft, _TREE + nodes)
+        if key not in self._survival:
+            chain = self._profile.usual(draft, grade).chances(max(1, self._most))
+            usual = self._profile.usual(*key, [c + _LIFT * (1 - c) for c in chain])
+            self._survival[key] = Survival(usual.chances(max(1, self._most)))
+        return self._survival[key]
+
     def _untried(self, options: Options, best: float) -> tuple[int, int] | None:
         """Now and then a size whose cost is a guess, where the guess is good."""
         if self._rounds % _TRY_EVERY:
@@ -179,7 +212,11 @@ class Adaptive:
     def _learn(self, step: Step) -> None:
         draft, grade, lag = step.plan.draft, self._outlook.grade, self._outlook.lag
         kept, judged = len(step.verdict.path), min(step.verdict.drafted, step.plan.depth)
-        survival = self._survival_of(draft, grade)
+        if step.plan.is_tree and step.verdict.drafted > step.plan.depth:
+            survival = self._tree_survival(draft, step.plan.rows, grade)
+            grade = _TREE + step.plan.rows
+        else:
+            survival = self._survival_of(draft, grade)
         survival.add(judged, kept)
         self._profile.usual(draft, grade).add(judged, kept)
         if self.state is State.FALLBACK:

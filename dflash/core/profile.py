@@ -157,11 +157,12 @@ class Profile:
         self._prior = prior
         self._usual: dict[tuple[int, int], Survival] = {}
 
-    def usual(self, draft: int, grade: int) -> Survival:
-        """The average of all requests; slow to forget."""
+    def usual(self, draft: int, grade: int, prior: Sequence[float] | None = None) -> Survival:
+        """The average of all requests; slow to forget. It starts from ``prior``, or the pair's."""
         key = (draft, grade)
         if key not in self._usual:
-            self._usual[key] = Survival(self._prior, weight=10.0, fade=0.99)
+            start = self._prior if prior is None else prior
+            self._usual[key] = Survival(start, weight=10.0, fade=0.99)
         return self._usual[key]
 
     def to_json(self) -> dict[str, Any]:

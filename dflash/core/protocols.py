@@ -42,6 +42,14 @@ class Growing(Protocol):
         """Make room for ``capacity`` tokens and one block beyond; the state stays as it is."""
 
 
+@runtime_checkable
+class Branching(Protocol):
+    """What a pair offers beside the rest if its target can judge trees of drafts; optional."""
+
+    def why_no_trees(self) -> str:
+        """Why it cannot after all; empty where it can. Asked for only where a tree is wanted."""
+
+
 class TargetSession(Session, Protocol[A]):
     """The model whose distribution is kept."""
 

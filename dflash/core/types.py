@@ -22,6 +22,8 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 A = TypeVar("A")  # the backend's array type; the core never looks inside
 
+MOST_NODES = 64  # of a tree of drafts; sessions have room for it beside the text
+
 Rule = Literal["match", "rejection", "block"]
 Path = Literal["walk", "best"]
 Processor = Callable[[list[int], Any], Any]
@@ -102,6 +104,7 @@ class Outlook:
     most: int  # deepest proposal possible now; 0 = none
     grade: int = 0  # confidence bucket: which survival curve applies
     lag: int = 0  # context rows to catch up first
+    tree: int = 0  # most nodes of a tree; 0 = this draft proposes chains only
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +113,27 @@ class Plan:
 
     draft: int = 0  # index into the list of drafts
     rows: int = 0  # drafted rows beside the anchor; 0 = a plain step
-    depth: int = 0  # rows == depth: chain; rows > depth: tree
+    depth: int = 0  # rows == depth: chain; rows > depth: tree of so many nodes, that deep at most
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether branches are asked for."""
+        return 0 < self.depth < self.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal(Generic[A]):
-    """What a draft proposes. The core reads ``rows`` and nothing else."""
+    """What a draft proposes: a chain, or a tree whose nodes come after their parents.
+
+    The core reads ``rows`` and nothing else.
+    """
 
     tokens: A | Sequence[int]  # [rows]; may still be on the device
     rows: int  # upper bound, known without a wait
     parents: A | Sequence[int] | None = None  # None = chain; -1 = the anchor
     q: A | None = None  # [rows, m]; None = one-hot
     ids: A | None = None  # vocabulary of q: [rows, m] or [m]; None = all of V
+    depth: int = 0  # most drafts on one path of a tree, known without a wait
     meta: Any = None  # live row count on the device, timing events
 
 

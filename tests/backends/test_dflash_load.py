@@ -278,7 +278,7 @@ def test_a_reduced_vocabulary_is_mapped_by_its_distances(
     session = draft.open(20)
     session.begin(Request([1, 2, 4], 10), 0)
     session.commit(Verdict(tokens=[5], features=torch.randn(3, 128)), 3)
-    tokens = torch.as_tensor(session.propose(Plan(rows=7)).tokens).tolist()
+    tokens = torch.as_tensor(session.propose(Plan(rows=7, depth=7)).tokens).tolist()
     assert set(tokens) <= {3, 9, 10, 500}
 
 

@@ -39,10 +39,11 @@ def _goes_through(backend: str, entry: Entry) -> bool:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``backend`` or ``tied`` alone: every backend; with an entry: every pair there is."""
-    place = next((name for name in ("backend", "tied") if name in metafunc.fixturenames), None)
+    fixtures = ("backend", "tied", "branching")
+    place = next((name for name in fixtures if name in metafunc.fixturenames), None)
     if place is None:
         return
-    names = sorted(MAKERS)
+    names = sorted(MAKERS) if place != "branching" else ["torch", "toy"]
     if metafunc.module.__name__.endswith(SHALLOW_SKIPS):
         names = [name for name in names if name != "mlx"]
     entries = next((name for name in ENTRY_LISTS if name in metafunc.fixturenames), None)
@@ -85,3 +86,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def tied(request: pytest.FixtureRequest) -> Backend:
     """A backend whose even ids each have a twin with exactly equal logits, the next odd id."""
     return _backend(request, True)
+
+
+@pytest.fixture(scope="session")
+def branching(request: pytest.FixtureRequest) -> Backend:
+    """A backend that judges trees."""
+    return _backend(request, False)

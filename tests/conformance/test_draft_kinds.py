@@ -16,6 +16,7 @@ from dflash.backends.torch import open_pair
 from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.config import GenerateConfig, LoadConfig
 from dflash.engine import Engine
+from dflash.errors import ConfigError
 from dflash.grammar import Grammars
 from dflash.requests import make_request
 from tests.conformance.backends import Backend
@@ -90,6 +91,22 @@ def test_the_output_never_changes(
         assert list(found.token_ids) == text, size
 
 
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_a_tree_changes_nothing(
+    rig: tuple[Backend, Path], engine: Engine, options: dict[str, Any]
+) -> None:
+    if "draft_path" in options or "draft_p_min" in options:
+        with pytest.raises(ConfigError, match="weighs its own branches"):
+            engine.generate(PROMPT, draft_tree=8, **options)
+        return
+    text = expected(rig[0], engine, options)
+    for size, tree in ((2, 6), (5, 24), (None, 64), ("auto", 12), (None, "auto")):
+        more: Any = {"block_size": size, "draft_tree": tree, **options}
+        found = engine.generate(PROMPT, max_tokens=TOKENS, **more)
+        assert list(found.token_ids) == text, (size, tree)
+
+
+@pytest.mark.parametrize("tree", [0, 24])
 @pytest.mark.parametrize("name", ["greedy", "seeded", "held to a form"])
 @pytest.mark.parametrize("size", [2, 5, NATIVE])
 def test_a_perfect_draft_is_never_wasted(
@@ -97,6 +114,7 @@ def test_a_perfect_draft_is_never_wasted(
     engine: Engine,
     name: str,
     size: int,
+    tree: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = WAYS[name]
@@ -111,8 +129,9 @@ def test_a_perfect_draft_is_never_wasted(
         return rows
 
     monkeypatch.setattr(DFlashSession, "_logits", knowing)
-    found = engine.generate(PROMPT, max_tokens=TOKENS, block_size=size, **options)
+    found = engine.generate(PROMPT, max_tokens=TOKENS, block_size=size, draft_tree=tree, **options)
     assert list(found.token_ids) == text[len(PROMPT) :]
-    assert found.stats.accepted == found.stats.drafted
+    branches = tree and name != "held to a form"
+    assert (found.stats.accepted == found.stats.drafted) is not bool(branches)
     whole, rest = divmod(len(text) - len(PROMPT) - 1, size)
     assert found.stats.rounds == whole + bool(rest)

@@ -95,10 +95,10 @@ def save_random(folder: Path, keys: dict[str, Any]) -> None:
     save_file(state, folder / "model.safetensors")
 
 
-def run(pair: TorchPair, draft: Any, asked: Request, block: int) -> list[Step]:
+def run(pair: TorchPair, draft: Any, asked: Request, block: int, tree: int = 0) -> list[Step]:
     session = pair.open_target(128)
     try:
-        return list(decode(asked, session, [draft], Fixed(block), ticks()))
+        return list(decode(asked, session, [draft], Fixed(block, tree), ticks()))
     finally:
         session.close()
 
@@ -129,6 +129,30 @@ def test_a_perfect_draft_is_kept_whole_on_every_target(name: str, way: str) -> N
         for place, step in enumerate(rounds):
             right = step.rows if script is None else script[place % len(script)]
             assert step.accepted == min(right, step.rows)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_target_that_judges_trees_keeps_both_laws_in_them(
+    name: str, way: str, folders: dict[str, Path]
+) -> None:
+    """Those that cannot are never asked: `dflash.blocks.choose` refuses."""
+    asked, oracle = Request(PROMPT, TOKENS, sampling=WAYS[way]), plain(name)
+    bare = TorchPair(target(name))
+    if bare.why_no_trees():
+        assert name != "qwen3_moe"
+        return
+    for script in (ALWAYS, SOMETIMES):
+        steps = run(bare, ScriptedDraft(oracle.ahead, VOCAB, script, 7), asked, 5, 18)
+        assert tokens_of(steps) == oracle.run(asked)[0]
+        for place, step in enumerate(step for step in steps if step.rows):
+            right = 99 if script is None else script[place % len(script)]
+            assert len(step.verdict.path) == min(right, step.plan.depth)
+    for folder in folders.values():
+        pair = TorchPair(target(name), load_draft(str(folder), target(name), pack=False))
+        steps = run(pair, pair.open_drafts(128)[0], asked, 4, 12)
+        assert tokens_of(steps) == oracle.run(asked)[0]
+        assert any(step.rows > step.plan.depth for step in steps)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -12,7 +12,7 @@ for compressed layers; ``make_cache`` refuses those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -27,9 +27,10 @@ from transformers.cache_utils import (
 )
 
 from dflash.backends.torch.rollback_state import StateLayer
+from dflash.core.types import MOST_NODES
 from dflash.errors import CheckpointError
 
-ROOM = 32  # rows past a session's capacity: one block may be written there and rolled back
+ROOM = MOST_NODES  # rows past a session's capacity: a block may be written there and rolled back
 SIDE_BY_SIDE = (
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
@@ -119,6 +120,13 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             twin.lazy_initialization(*held)
             for mine, theirs in zip(held, (twin.keys, twin.values), strict=True):
                 theirs[:, :, : self.length] = mine[:, :, : self.length]
+
+    def gather(self, start: int, rows: Tensor) -> None:
+        """Keep the first ``start`` tokens and, of those behind them, ``rows``, in that order."""
+        end = start + rows.shape[0]
+        for held in (self.keys, self.values):
+            held[:, :, start:end] = held[:, :, start + rows]
+        self.length = end
 
     def grow(self, capacity: int) -> None:
         """Room for ``capacity`` tokens from now on; those held are copied."""
@@ -227,6 +235,17 @@ class PreallocatedCache(Cache):
             for mine, theirs in zip(held, (keys, values), strict=False):
                 theirs[:, :, : layer.length] = mine[:, :, : layer.length]
         self._whole = whole
+
+    def gather(self, start: int, rows: Sequence[int]) -> None:
+        """Keep the first ``start`` tokens and, of those behind them, ``rows``, in that order.
+
+        For caches of keys and values alone.
+        """
+        assert not self.states, "a recurrent state cannot be gathered"
+        with torch.inference_mode():
+            for layer in self._own:
+                layer.gather(start, torch.tensor(rows, device=layer.keys.device))
+        self._seen = start + len(rows)
 
     def grow(self, capacity: int) -> None:
         """Room for ``capacity`` tokens in every layer."""

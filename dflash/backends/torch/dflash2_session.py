@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dflash.backends.torch.best_first import Beam, Candidates, Ranking
 from dflash.backends.torch.dflash2 import CandidateSelector, DFlash2DraftModel, best_path
 from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.propose import Options, Rows
 from dflash.backends.torch.sampling import Ids, to_host
+from dflash.core.types import MOST_NODES
 
 
 class DFlash2Session(DFlashSession):
@@ -71,6 +73,22 @@ class SelectorRows:
         later = self.selector.transitions(self.hidden[1:], ids[:-1], ids[1:])
         places = best_path(scores[0] + first[0, 0], scores[1:, None] + later)
         return ids.gather(1, places[:, None])[:, 0]
+
+    @property
+    def widest(self) -> int:
+        """All there may be: a level costs no pass."""
+        return MOST_NODES
+
+    def after(self, level: int, beam: Beam | None, ranking: Ranking, most: int) -> Candidates:
+        """The row's candidates, scored after each node."""
+        row = ranking.prepared(self.logits[level : level + 1], level)
+        ids, scores = self.selector.candidates(row)
+        before = self.anchor if beam is None else beam.tokens
+        hidden = self.hidden[level : level + 1]
+        scores = scores.float() + self.selector.transitions(hidden, before[None], ids)[0]
+        logs = ranking.logs(scores, level, ids[0], row.shape[-1])
+        best = logs.topk(min(most, logs.shape[-1]))
+        return Candidates(ids[0][best.indices], best.values)
 
     def to_host(self) -> SelectorRows:
         """Waits for the rows; the selector's copy is made once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark
 from dflash.backends.torch.propose import Proposer, Rows, make_proposer
-from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Verdict
+from dflash.core.types import MOST_NODES, PLAIN, Outlook, Plan, Proposal, Request, Verdict
 from dflash.errors import WeightsError
 
 CHUNK = 512  # context rows projected at a time: bounds activation memory
@@ -91,24 +91,24 @@ class DFlashSession:
         """A full block as soon as there is an anchor; ``lag`` is the queue's rows."""
         ready = len(self._tokens) == self._held() + 1
         most = self._model.spec.block_size - 1 if ready else 0
-        return Outlook(most=most, lag=self._held() - self._absorbed)
+        tree = MOST_NODES if self._branches() else 0
+        return Outlook(most=most, lag=self._held() - self._absorbed, tree=tree)
 
     def propose(self, plan: Plan) -> Proposal[Tensor]:
-        """A token of each row, as the request draws them.
+        """A token of each row, as the request draws them; or a tree of several a row.
 
         Does not wait, but where an option is Python's, or asks for a least confidence: then once.
         """
-        rows = min(plan.rows, self.outlook().most)
-        if rows < 1:
+        depth = min(plan.depth if plan.is_tree else plan.rows, self.outlook().most)
+        if depth < 1:
             return PLAIN
         began = mark(self._model.norm.weight.device)
         with torch.inference_mode():
             self._absorb()
             start = len(self._tokens) - 1
             assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
-            hidden = self._block(start, rows + 1)
-            tokens, q = self._draw(self._rows(hidden[0, 1:]), self._tokens)
-        return Proposal(tokens=tokens, rows=len(tokens), q=q, meta=began)
+            hidden = self._block(start, depth + 1)
+            return self._said(self._rows(hidden[0, 1:]), plan, depth, began)
 
     def commit(self, verdict: Verdict[Tensor], rows: int) -> None:
         """Queue the first ``rows`` feature rows and tokens of ``verdict``.
@@ -147,6 +147,18 @@ class DFlashSession:
     def bytes(self) -> int:
         """Bytes of keys and values allocated now."""
         return sum(cache.bytes() for cache in self._caches)
+
+    def _said(self, rows: Rows, plan: Plan, depth: int, began: Any) -> Proposal[Tensor]:
+        """Tokens of ``rows`` as ``plan`` asks for them."""
+        if plan.is_tree and self._branches():
+            tree = self._draw.tree(rows, self._tokens, plan.rows, depth)
+            return Proposal(tree.tokens, len(tree.tokens), tree.parents, meta=began, depth=depth)
+        tokens, q = self._draw(rows, self._tokens)
+        return Proposal(tokens=tokens, rows=len(tokens), q=q, meta=began)
+
+    def _branches(self) -> bool:
+        """Whether this request's drafts can be a tree."""
+        return self._draw.branches
 
     def _held(self) -> int:
         return self._absorbed + sum(part.shape[0] for part in self._queue)

@@ -53,6 +53,13 @@ class LoadedDraft:
         session: DFlashSession = make(self.model, self.tables, capacity, window=self.window)
         return session
 
+    def why_no_trees(self) -> str:
+        """Why its drafts are chains only; empty where they are not."""
+        bounded = self.window is not None or self.spec.sliding_window is not None
+        if self.spec.eagle3 is not None and bounded:
+            return f"{self.name} runs again for each level of a tree, and its window does not"
+        return ""
+
     def bytes(self) -> int:
         """Bytes of the weights; the target's tables are the target's."""
         size = sum(p.numel() * p.element_size() for p in self.model.parameters())

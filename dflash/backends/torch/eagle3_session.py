@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash.backends.torch.best_first import Beam, Candidates, Ranking
 from dflash.backends.torch.dflash import Context, block_mask
 from dflash.backends.torch.dflash_session import CHUNK, DFlashSession
 from dflash.backends.torch.draft_cache import LayerCache
@@ -26,7 +27,9 @@ from dflash.backends.torch.phases import mark
 from dflash.backends.torch.propose import Options
 from dflash.backends.torch.sampling import Ids, to_host
 from dflash.core.host import CONFIDENT
-from dflash.core.types import PLAIN, Plan, Proposal
+from dflash.core.types import MOST_NODES, PLAIN, Plan, Proposal
+
+WIDEST = 8  # nodes of a level that a tree goes on from, as EAGLE-2's
 
 
 class Eagle3Session(DFlashSession):
@@ -42,9 +45,12 @@ class Eagle3Session(DFlashSession):
         return limit - 1 if 0 < limit == common <= self._absorbed else limit
 
     def propose(self, plan: Plan) -> Proposal[Tensor]:
-        """A chain of tokens. Does not wait, but where an option is Python's: then once a token."""
-        rows = min(plan.rows, self.outlook().most)
-        if rows < 1:
+        """A chain of tokens, or a tree grown level by level.
+
+        Does not wait, but where an option is Python's: then once a token.
+        """
+        depth = min(plan.depth if plan.is_tree else plan.rows, self.outlook().most)
+        if depth < 1:
             return PLAIN
         began = mark(self._model.norm.weight.device)
         with torch.inference_mode():
@@ -52,24 +58,48 @@ class Eagle3Session(DFlashSession):
             start = len(self._tokens) - 1
             assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
             kept, self._caches = self._caches, [_for_a_chain(cache) for cache in self._caches]
-            tokens, q = self._draw(Chain(self, rows, normed, state, start), self._tokens)
+            found = self._said(Chain(self, depth, normed, state, start), plan, depth, began)
             self._finite, self._caches = normed.isfinite().all(), kept
             for cache in self._caches:
                 cache.crop(start)
-        return Proposal(tokens=tokens, rows=len(tokens), q=q, meta=began)
+        return found
 
     def step(
         self, tokens: Tensor, state: Tensor, start: int
     ) -> tuple[Tensor, Tensor]:  # each [1, n, H]
         """Rows from position ``start`` on: tokens [n] one position on, states [1, n, H]."""
+        positions = start + torch.arange(tokens.shape[0], device=state.device)
+        context = [Growing(cache, start) for cache in self._caches]
+        return self._run(tokens, state, positions, context, self._seen(start, positions))
+
+    def level(
+        self, tokens: Tensor, state: Tensor, position: int, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:  # each [1, n, H]
+        """Rows that stand side by side: ``seen [n, m]`` says which of the last m rows, their own
+        included, each sees beside all before these."""
+        before = self._caches[0].seen + tokens.shape[0] - seen.shape[1]
+        mask = torch.cat([seen.new_ones(seen.shape[0], before), seen], dim=1)
+        positions = torch.full(tokens.shape, position, device=state.device)
+        context = [Growing(cache, cache.end) for cache in self._caches]
+        return self._run(tokens, state, positions, context, [mask] * len(context))
+
+    def _run(
+        self,
+        tokens: Tensor,
+        state: Tensor,
+        positions: Tensor,
+        context: Sequence[Context],
+        masks: Sequence[Tensor | None],
+    ) -> tuple[Tensor, Tensor]:
         weight = self._model.norm.weight
-        embedded = self._tables.embed[tokens] * self._tables.scale
-        positions = start + torch.arange(tokens.shape[0], device=weight.device)
-        context: list[Context] = [Growing(cache, start) for cache in self._caches]
-        normed, state = self._model(
-            embedded[None].to(weight), state, positions, context, self._seen(start, positions)
-        )
+        embedded = (self._tables.embed[tokens] * self._tables.scale)[None].to(weight)
+        normed, state = self._model(embedded, state, positions, context, masks)
         return normed, state
+
+    def _branches(self) -> bool:
+        """Not where a window moves with every row."""
+        whole = all(cache.bound is None for cache in self._caches)
+        return whole and super()._branches()
 
     def fuse(self, features: Tensor) -> Tensor:
         """Tapped states [.., M*Ht] to the states that rows read [.., H]."""
@@ -153,6 +183,7 @@ class Chain:
         self._session, self._start = session, start
         self._normed, self._state = normed, state
         self._host = False
+        self._seen = torch.empty(1, 0, dtype=torch.bool, device=self.device)  # [n, rows of levels]
 
     def row(self, offset: int, ids: Ids, options: Options | None) -> Tensor:
         """``[1, V]`` of the token after ``ids``; asked for once, in order."""
@@ -167,6 +198,24 @@ class Chain:
     def path(self, options: Options | None) -> Tensor | None:  # noqa: ARG002
         """Only token after token."""
         return None
+
+    @property
+    def widest(self) -> int:
+        """Each level is a pass, and its rows stay until the tree is whole."""
+        return max(1, min(WIDEST, MOST_NODES // max(1, self.count - 1)))
+
+    def after(self, level: int, beam: Beam | None, ranking: Ranking, most: int) -> Candidates:
+        """The likeliest tokens after each node, which is run for it."""
+        if beam is not None:
+            above = self._seen[beam.above]
+            own = torch.eye(above.shape[0], dtype=torch.bool, device=self.device)
+            self._seen = torch.cat([above, own], dim=1)
+            state = self._state[:, beam.above]
+            place = self._start + level - 1
+            self._normed, self._state = self._session.level(beam.tokens, state, place, self._seen)
+        rows = ranking.prepared(self._session.logits(self._normed[0]), level)
+        logs, ids = ranking.logs(rows, level).topk(min(most, rows.shape[-1]))
+        return Candidates(ids, logs)
 
     def to_host(self) -> Chain:
         """The same; each row is fetched when it is there."""

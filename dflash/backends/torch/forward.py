@@ -21,6 +21,7 @@ from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.fused import FusedLayer, rms_norm
 from dflash.backends.torch.packed import least_rows
 from dflash.backends.torch.places import Places
+from dflash.backends.torch.tree import Branches, tree_bias
 
 
 class Forward(Protocol):
@@ -34,10 +35,12 @@ class Forward(Protocol):
         cache: PreallocatedCache,
         keep: int,
         taps: Taps | None = None,
+        tree: Branches | None = None,
     ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` of ``rows`` (0 = all); the cache grows by all.
 
-        ``taps`` then hold the states of all rows.
+        ``taps`` then hold the states of all rows. The rows are a chain, or the ``tree``: for models
+        that `tree_check.why_no_trees` says nothing of.
         """
 
 
@@ -61,7 +64,8 @@ class ModelForward:
         self._keep = "logits_to_keep" in names
         text = model.config.get_text_config(decoder=True)
         self._shares = bool(getattr(text, "num_kv_shared_layers", 0))
-        self.device = model.get_input_embeddings().weight.device
+        self._like = model.get_input_embeddings().weight
+        self.device = self._like.device
 
     def __call__(
         self,
@@ -69,10 +73,14 @@ class ModelForward:
         cache: PreallocatedCache,
         keep: int,
         taps: Taps | None = None,
+        tree: Branches | None = None,
     ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
         ids = torch.as_tensor(rows, device=self.device)[None]
         options: dict[str, Any] = {self._cache: cache, "use_cache": True}
+        if tree is not None:
+            options["position_ids"] = (cache.length + tree.depths)[None]
+            options["attention_mask"] = tree_bias(tree, cache.length, self._like)[None, None]
         if self._keep:
             options["logits_to_keep"] = keep
         if self._keep and keep and self._shares:
@@ -106,13 +114,17 @@ class FusedForward:
         cache: PreallocatedCache,
         keep: int,
         taps: Taps | None = None,
+        tree: Branches | None = None,
     ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
         ids, start = torch.as_tensor(rows, device=self.device), cache.length
         count, tapped = ids.shape[0], () if taps is None else taps.layers
         more = max(0, self._least - count)
-        bias = self._places.bias(start, start + count)
-        turns = self._places.turns(start, start + count + more)
+        if tree is None:
+            bias = self._places.bias(start, start + count)
+            turns = self._places.turns(start, start + count + more)
+        else:
+            turns, bias = self._places.branching(start, tree, more)
         x = F.embedding(F.pad(ids, (0, more)) if more else ids, self._table)
         slots = cache.append(count, self._like, self._keys)
         for index, (layer, slot) in enumerate(zip(self._layers, slots, strict=True)):

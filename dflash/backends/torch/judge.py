@@ -8,42 +8,84 @@ of logits (and noise), and nothing else is computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dflash.backends.torch.logprobs import pack
-from dflash.backends.torch.options import make_chain
+from dflash.backends.torch.options import Chain, make_chain
 from dflash.backends.torch.rules import block, rejection
 from dflash.backends.torch.sampling import (
     Decision,
     Ids,
     flags,
     make_picker,
+    on_host,
     probabilities,
 )
+from dflash.backends.torch.tree import Branches
 from dflash.core.noise import Stream, coins
 from dflash.core.types import Request, Sampling
 
-Judge: TypeAlias = Callable[[Tensor, Sequence[int], Ids, Tensor | None], Decision]
-"""``(logits [n + 1, V], prompt and committed tokens, drafted [n], q [n, V] or None)``."""
+
+class Judge(Protocol):
+    """The target's side of a request."""
+
+    def __call__(
+        self,
+        logits: Tensor,  # [n + 1, V]
+        history: Sequence[int],  # prompt and committed tokens
+        drafted: Ids = (),  # [n]
+        q: Tensor | None = None,  # [n, V]
+        tree: Branches | None = None,  # None = a chain
+    ) -> Decision:
+        """What the target says at each place. A tree is judged by the match rule, whatever the
+        rule of the request: its drafts were not drawn, and for such the two have one law."""
 
 
 def make_judge(request: Request) -> Judge:
     """The target's side of ``request``; one session's, as it remembers what was committed."""
     sampling, chain = request.sampling, make_chain(request)
-    decide = _sampled(sampling) if by_rejection(sampling) else _matched(sampling)
+    pick = make_picker(sampling)
+    decide = _sampled(sampling) if by_rejection(sampling) else None
 
-    def judge(logits: Tensor, history: Sequence[int], drafted: Ids, q: Tensor | None) -> Decision:
-        rows = logits if chain is None else chain(logits, history, drafted)
-        decision = decide(rows, len(history) - len(request.prompt), drafted, q)
+    def judge(
+        logits: Tensor,
+        history: Sequence[int],
+        drafted: Ids = (),
+        q: Tensor | None = None,
+        tree: Branches | None = None,
+    ) -> Decision:
+        position = len(history) - len(request.prompt)
+        if tree is not None:
+            rows = logits if chain is None else _each(chain, logits, history, drafted, tree)
+            decision = Decision(pick(rows, position, tree))
+        else:
+            rows = logits if chain is None else chain(logits, history, drafted)
+            if decide is None:
+                decision = Decision(pick(rows, position))
+            else:
+                decision = decide(rows, position, drafted, q)
         if sampling.logprobs is None:
             return decision
         return decision._replace(notes=pack(logits, decision.tokens, sampling.logprobs))
 
     return judge
+
+
+def _each(
+    chain: Chain, logits: Tensor, history: Sequence[int], drafted: Ids, tree: Branches
+) -> Tensor:
+    """``[n + 1, V]``: options at each node, with the drafts on the way to it; waits once."""
+    ways: list[list[int]] = [[]]
+    for token, parent in zip(on_host(drafted), on_host(tree.parents), strict=True):
+        ways.append([*ways[parent + 1], token])
+    rows = [
+        chain(logits[row : row + 1], history, way, first=len(way)) for row, way in enumerate(ways)
+    ]
+    return torch.cat(rows)
 
 
 def by_rejection(sampling: Sampling) -> bool:
@@ -52,11 +94,6 @@ def by_rejection(sampling: Sampling) -> bool:
 
 
 _Decide: TypeAlias = Callable[[Tensor, int, Ids, Tensor | None], Decision]
-
-
-def _matched(sampling: Sampling) -> _Decide:
-    pick = make_picker(sampling)
-    return lambda rows, position, _drafted, _q: Decision(pick(rows, position))
 
 
 def _sampled(sampling: Sampling) -> _Decide:

@@ -53,6 +53,10 @@ class MtpSession(Eagle3Session):
         out = self._model(self._model.embed(tokens), state, start, self._caches[0].rows)
         return out, out
 
+    def _branches(self) -> bool:
+        """The target's block is run as the target runs it: rows in order."""
+        return False
+
     def fuse(self, features: Tensor) -> Tensor:
         """The target's last states are read as they are."""
         return features
@@ -69,6 +73,10 @@ class LoadedMtp(LoadedDraft):
     def open(self, capacity: int) -> Any:
         """A session with room for ``capacity`` context rows."""
         return MtpSession(self.model, self.tables, capacity)
+
+    def why_no_trees(self) -> str:
+        """Its block is run as the target runs it."""
+        return "the heads inside a target draft one token after the other"
 
     def bytes(self) -> int:
         """Bytes of the weights that are not the target's."""

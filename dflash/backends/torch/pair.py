@@ -16,6 +16,7 @@ from dflash.backends.torch.memory import kv_bytes, require
 from dflash.backends.torch.mtp import has_mtp
 from dflash.backends.torch.mtp_session import load_mtp
 from dflash.backends.torch.target import TorchTargetSession
+from dflash.backends.torch.tree_check import why_no_trees
 from dflash.config import MTP, LoadConfig
 from dflash.core.protocols import DraftSession
 from dflash.errors import CheckpointError
@@ -45,6 +46,7 @@ class TorchPair:
         self.eos_ids = target.eos_ids
         self.draft_block_size = None if draft is None else draft.spec.block_size
         self.default_block_size = None if draft is None else draft.spec.default_block_size
+        self._no_trees: str | None = None
         self._kv = self._draft_kv = 0  # bytes of keys and values of the largest sessions opened
 
     @classmethod
@@ -141,6 +143,13 @@ class TorchPair:
         session = self._draft.open(capacity + ROOM)
         self._draft_kv = max(self._draft_kv, session.bytes())
         return [session]
+
+    def why_no_trees(self) -> str:
+        """Why trees cannot be judged or drafted; tried out at the first call."""
+        if self._no_trees is None:
+            draft = None if self._draft is None else self._draft.why_no_trees()
+            self._no_trees = draft or why_no_trees(self.target.model)
+        return self._no_trees
 
     def close(self) -> None:
         """Drop the weights; idempotent. Memory returns once the sessions are closed too."""

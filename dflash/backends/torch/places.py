@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dflash.backends.torch.attention import MOST_ROWS
+from dflash.backends.torch.tree import Branches, tree_bias
 
 FIRST = 512  # positions of the first tables
 
@@ -42,6 +44,13 @@ class Places:
         table = self._covering(end)[1]
         zero = table.shape[1] - MOST_ROWS  # the column of a row's first key behind the context
         return table[: rows * self._groups, zero - start : zero + rows]
+
+    def branching(self, start: int, tree: Branches, more: int) -> tuple[Tensor, Tensor]:
+        """Both for the rows of a ``tree`` behind ``start`` cached ones; turns for ``more`` rows."""
+        turns = self.turns(start, start + tree.most + 1)[F.pad(tree.depths, (0, more))]
+        bias = tree_bias(tree, start, self._like)
+        few = bias.shape[0] <= MOST_ROWS
+        return turns, bias.repeat_interleave(self._groups, dim=0) if few else bias
 
     def _covering(self, end: int) -> tuple[Tensor, Tensor]:
         tables = self._tables

@@ -15,6 +15,13 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from dflash.backends.torch.best_first import (
+    Beam,
+    Candidates,
+    Grown,
+    Ranking,
+    grow,
+)
 from dflash.backends.torch.judge import by_rejection, thrown
 from dflash.backends.torch.options import make_chain
 from dflash.backends.torch.rules import draw
@@ -30,7 +37,7 @@ from dflash.backends.torch.sampling import (
 )
 from dflash.core.host import CONFIDENT
 from dflash.core.noise import Stream
-from dflash.core.types import Request, Sampling
+from dflash.core.types import MOST_NODES, Request, Sampling
 
 Options: TypeAlias = Callable[[Tensor], Tensor]
 """``[n, V] -> [n, V]``: a request's options on the logits of its places."""
@@ -63,6 +70,13 @@ class InTurn(Protocol):
         ``options`` take all rows at once.
         """
 
+    @property
+    def widest(self) -> int:
+        """Nodes of one level of a tree that are looked at."""
+
+    def after(self, level: int, beam: Beam | None, ranking: Ranking, most: int) -> Candidates:
+        """Candidates for a tree: `best_first.Spreading`."""
+
     def to_host(self) -> InTurn:
         """The same in the host's memory; waits once."""
 
@@ -93,15 +107,24 @@ class Parallel:
         """Rows that know nothing of each other: the likeliest of each."""
         return greedy(self.logits if options is None else options(self.logits))
 
+    @property
+    def widest(self) -> int:
+        """All there may be: a level costs no pass."""
+        return MOST_NODES
+
+    def after(self, level: int, beam: Beam | None, ranking: Ranking, most: int) -> Candidates:
+        """The row's likeliest tokens, the same after every node."""
+        row = ranking.prepared(self.logits[level : level + 1], level)
+        logs, ids = ranking.logs(row, level).topk(min(most, row.shape[-1]))
+        count = 1 if beam is None else beam.tokens.shape[0]
+        return Candidates(ids.expand(count, -1), logs.expand(count, -1))
+
     def to_host(self) -> Parallel:
         """Waits once."""
         return Parallel(to_host(self.logits), self.choices)
 
 
 Rows: TypeAlias = Tensor | InTurn
-Proposer: TypeAlias = Callable[[Rows, Sequence[int]], tuple[Ids, Tensor | None]]
-"""``(rows, prompt and committed tokens) -> (tokens, q [rows, V] or None)``; rows are logits [n, V]
-or given in turn. An option may leave nothing to propose, so there may be fewer than n tokens."""
 
 
 class _Drawn(NamedTuple):
@@ -113,23 +136,53 @@ _Draw: TypeAlias = Callable[[Tensor, int, int], _Drawn]
 """``(rows [n, V], output position of the block, offset of the first row in it)``."""
 
 
-def make_proposer(request: Request) -> Proposer:
-    """The draft's side of ``request``; one session's, as it remembers what was committed."""
-    proposing = _Proposing(request)
+class Proposer:
+    """The draft's side of a request; one session's, as it remembers what was committed."""
 
-    def propose(rows: Rows, history: Sequence[int]) -> tuple[Ids, Tensor | None]:
-        chain = proposing.chain
+    def __init__(self, request: Request) -> None:
+        """One chain of options, whatever is proposed."""
+        self._ways, self._request = _Proposing(request), request
+
+    def __call__(self, rows: Rows, history: Sequence[int]) -> tuple[Ids, Tensor | None]:
+        """``(rows, prompt and committed tokens)`` to ``(tokens, q [rows, V] or None)``.
+
+        Rows are logits [n, V] or given in turn. An option may leave nothing to propose, so there
+        may be fewer than n tokens.
+        """
+        chain = self._ways.chain
         if chain is not None and chain.on_host:
-            return proposing.on_host(_in_turn(rows), history)
-        if request.sampling.draft_path == "best" and not (chain and chain.in_order):
-            ids = _in_turn(rows).path(proposing.options(history))
+            return self._ways.on_host(_in_turn(rows), history)
+        if self._request.sampling.draft_path == "best" and not (chain and chain.in_order):
+            ids = _in_turn(rows).path(self._ways.options(history))
             if ids is not None:
                 return ids.clamp(min=0), None
         if isinstance(rows, Tensor) and not (chain and chain.in_order):
-            return proposing.at_once(rows, history)
-        return proposing.in_order(_in_turn(rows), history)
+            return self._ways.at_once(rows, history)
+        return self._ways.in_order(_in_turn(rows), history)
 
-    return propose
+    @property
+    def branches(self) -> bool:
+        """Whether a tree can be proposed: not with options that look at the drafts before."""
+        chain = self._ways.chain
+        return chain is None or not chain.in_order
+
+    def tree(self, rows: Rows, history: Sequence[int], nodes: int, depth: int) -> Grown:
+        """The best ``nodes`` in the first ``depth`` rows. Needs `branches`; nobody waits."""
+        options = None
+        if self._ways.chain is not None:
+            chain = self._ways.chain
+
+            def options(row: Tensor, level: int) -> Tensor:
+                return chain(row, history, (), first=level)
+
+        position = len(history) - len(self._request.prompt)
+        ranking = Ranking(self._request.sampling, position, options)
+        return grow(_in_turn(rows), ranking, nodes, depth)
+
+
+def make_proposer(request: Request) -> Proposer:
+    """The draft's side of ``request``."""
+    return Proposer(request)
 
 
 def _in_turn(rows: Rows) -> InTurn:

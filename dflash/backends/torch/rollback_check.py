@@ -42,7 +42,7 @@ def check_state(model: Any, name: str) -> None:
             f"draft ({type(error).__name__}: {error}). Use another target"
         ) from error
     bound = ROUNDING if model.dtype == torch.float32 else COARSE
-    if any(_differ(found, expected, bound) for found, expected in zip(pieces, whole, strict=True)):
+    if any(differ(found, expected, bound) for found, expected in zip(pieces, whole, strict=True)):
         raise CheckpointError(
             f"{name} ({kind}) is not in the same state after a rejected draft as without one: "
             "part of its state is not in the cache, or transformers "
@@ -72,6 +72,7 @@ def _states(cache: PreallocatedCache) -> list[Tensor]:
     return [state for side in saved for state in side.values() if state is not None]
 
 
-def _differ(found: Tensor, expected: Tensor, bound: float) -> bool:
+def differ(found: Tensor, expected: Tensor, bound: float) -> bool:
+    """Whether two results are further apart than ``bound`` times their size."""
     found, expected = found.float(), expected.float()
     return not bool((found - expected).norm() <= bound * expected.norm())

@@ -10,10 +10,10 @@ so that a token depends neither on the block it was verified in nor on the draft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import log
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -21,14 +21,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash.backends.torch.logprobs import unpack
+from dflash.core.accept import follow, match
 from dflash.core.logits import NOTHING_LEFT
 from dflash.core.noise import gumbel
 from dflash.core.types import Logprob, Sampling
 from dflash.errors import ConfigError, WeightsError
 
 Ids: TypeAlias = Tensor | Sequence[int]
-Picker: TypeAlias = Callable[[Tensor, int], Tensor]
-"""``(logits [n, V], output position of the first row) -> ids [n]``, negative as `flags` says."""
+
+if TYPE_CHECKING:
+    from dflash.backends.torch.tree import Branches
+
+
+class Picker(Protocol):
+    """How tokens are chosen."""
+
+    def __call__(self, logits: Tensor, position: int, tree: Branches | None = None) -> Tensor:
+        """Rows ``[n, V]`` from output ``position`` on, one a position or those of a tree, to ids
+        ``[n]``, negative as `flags` says."""
+
 
 STRETCH = 256  # logits in which a maximum is looked for at a time
 BROKEN, EMPTY = -1, -2  # stand for a token where logits are not finite, or all forbidden
@@ -48,22 +59,27 @@ class Ruling(NamedTuple):
     tokens: list[int]  # accepted + 1
     accepted: int
     notes: tuple[Logprob, ...] | None = None
+    path: Sequence[int] = ()  # drafts accepted
 
 
 def make_picker(sampling: Sampling) -> Picker:
     """The callable that picks the target's token of each row under ``sampling``."""
     if sampling.temperature == 0.0:
-        return lambda logits, _position: greedy(logits)
+        return lambda logits, position, tree=None: greedy(logits)  # noqa: ARG005
 
-    def pick(logits: Tensor, position: int) -> Tensor:
+    def pick(logits: Tensor, position: int, tree: Branches | None = None) -> Tensor:
         scores = log_probs(logits, sampling)
-        noise = [
-            torch.from_numpy(gumbel(sampling.seed, sampling.sample, position + i, logits.shape[-1]))
-            for i in range(logits.shape[0])
-        ]
-        return greedy(scores + torch.stack(noise).to(scores.device))
+        count = logits.shape[0] if tree is None else tree.most + 1
+        noise = noise_rows(sampling, position, count, logits.shape[-1]).to(scores.device)
+        return greedy(scores + (noise if tree is None else noise[tree.depths]))
 
     return pick
+
+
+def noise_rows(sampling: Sampling, position: int, count: int, size: int) -> Tensor:
+    """``[count, size]``: the noise of output ``position`` and those after it, on the host."""
+    rows = [gumbel(sampling.seed, sampling.sample, position + i, size) for i in range(count)]
+    return torch.stack([torch.from_numpy(row) for row in rows])
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -121,33 +137,41 @@ def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores
 
 
-def settle(decision: Decision, drafted: Ids) -> Ruling:
+def settle(decision: Decision, drafted: Ids, parents: Ids | None = None) -> Ruling:
     """The tokens to commit of a block with ``drafted [n]``. Waits for the device once.
 
     By the match rule (no ``accepted``) drafts are kept while they equal the target's own token; the
-    first that does not is replaced by it. Raises WeightsError if a token that counts came from
-    logits that are not finite, ConfigError if the options had left none.
+    first that does not is replaced by it. ``parents [n]`` are those of a tree. Raises WeightsError
+    if a token that counts came from logits that are not finite, ConfigError if the options had left
+    none.
     """
     parts = [decision.tokens]
     if decision.accepted is not None:
         parts.append(decision.accepted[None])
-    elif isinstance(drafted, Tensor):
-        parts.append(drafted.to(decision.tokens))
+    else:
+        parts += [ids.to(decision.tokens) for ids in (drafted, parents) if isinstance(ids, Tensor)]
     if decision.notes is not None:
         parts.append(decision.notes.flatten())
     own, *more = _fetch(parts)
     notes = more.pop() if decision.notes is not None else []
-    if decision.accepted is None:
-        accepted = _agreeing(own, more[0] if more else on_host(drafted))
+    path: Sequence[int]
+    if decision.accepted is not None:
+        path = range(more[0][0])
     else:
-        accepted = more[0][0]
-    said = own[: accepted + 1]
+        drafts = more.pop(0) if isinstance(drafted, Tensor) else drafted
+        nodes = more.pop(0) if isinstance(parents, Tensor) else parents
+        if nodes is None:
+            path = range(match(drafts, own))
+        else:
+            path = follow(drafts, nodes, own.__getitem__)
+    rows = [0, *(node + 1 for node in path)]
+    said = [own[row] for row in rows]
     _check(said)
     if decision.notes is None:
-        return Ruling(said, accepted)
+        return Ruling(said, len(path), path=path)
     width = decision.notes.shape[1]
-    table = [notes[start : start + width] for start in range(0, len(notes), width)]
-    return Ruling(said, accepted, unpack(said, table))
+    table = [notes[row * width : (row + 1) * width] for row in rows]
+    return Ruling(said, len(path), unpack(said, table), path)
 
 
 def _fetch(parts: Sequence[Tensor]) -> list[list[int]]:
@@ -155,13 +179,6 @@ def _fetch(parts: Sequence[Tensor]) -> list[list[int]]:
     whole = (torch.cat(list(parts)) if len(parts) > 1 else parts[0]).tolist()
     ends = list(accumulate(part.numel() for part in parts))
     return [whole[end - part.numel() : end] for part, end in zip(parts, ends, strict=True)]
-
-
-def _agreeing(own: Sequence[int], drafts: Sequence[int]) -> int:
-    accepted = 0
-    while accepted < len(own) - 1 and drafts[accepted] == own[accepted]:
-        accepted += 1
-    return accepted
 
 
 def on_host(ids: Ids) -> list[int]:

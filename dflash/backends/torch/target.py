@@ -23,6 +23,7 @@ from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark, spans
 from dflash.backends.torch.rollback import Rewind
 from dflash.backends.torch.sampling import settle
+from dflash.backends.torch.tree import Branches, make_branches
 from dflash.core.types import Proposal, Request, Verdict
 
 CHUNK = 512  # prompt rows per forward: bounds feature and activation memory
@@ -79,7 +80,7 @@ class TorchTargetSession:
                 yield Verdict(tokens=[], rows=len(rows), features=features)
                 continue
             with torch.inference_mode():
-                ruling = settle(self._judge(logits, self._tokens, (), None), ())
+                ruling = settle(self._judge(logits, self._tokens), ())
             self._say(ruling.tokens)
             yield Verdict(ruling.tokens, rows=len(rows), features=features, notes=ruling.notes)
 
@@ -100,25 +101,28 @@ class TorchTargetSession:
 
         Features are those of the anchor and the accepted drafts: ``[accepted + 1, M*Ht]``.
         """
-        assert proposal.parents is None, "this target verifies chains"
-        start = mark(self._forward.device)
-        drafted = proposal.tokens
+        start, tree = mark(self._forward.device), None
+        drafted, parents = proposal.tokens, proposal.parents
         rows: Tensor | list[int] = [self._tokens[-1]]
         if isinstance(drafted, Tensor):
             anchor = torch.tensor(rows, device=self._forward.device)
             rows = torch.cat([anchor, drafted.to(anchor)])
         else:
             rows = [*rows, *drafted]
+        if parents is not None:
+            tree = make_branches(parents, proposal.depth, self._forward.device)
         with self._rewind.record() if proposal.rows else nullcontext():
-            logits, features = self._run(rows, keep=0)
+            logits, features = self._run(rows, keep=0, tree=tree)
         with torch.inference_mode():
-            decision = self._judge(logits, self._tokens, drafted, proposal.q)
+            decision = self._judge(logits, self._tokens, drafted, proposal.q, tree)
             end = mark(self._forward.device)
-            ruling = settle(decision, drafted)
+            ruling = settle(decision, drafted, parents)
+            if tree is not None:
+                features = self._keep_path(ruling.path, features)
         rows_kept = ruling.accepted + 1
         self._verdict = Verdict(
             tokens=ruling.tokens,
-            path=range(ruling.accepted),
+            path=ruling.path,
             drafted=proposal.rows,
             rows=rows_kept,
             features=None if features is None else features[:rows_kept],
@@ -170,8 +174,16 @@ class TorchTargetSession:
         if self._request.grammar is not None:
             self._request.grammar.commit(tokens)
 
-    def _run(self, rows: Sequence[int] | Tensor, keep: int) -> tuple[Tensor, Tensor | None]:
+    def _keep_path(self, path: Sequence[int], features: Tensor | None) -> Tensor | None:
+        """Anchor and path are all that stays of a tree, in the cache and in the features."""
+        rows = [0, *(node + 1 for node in path)]
+        self._cache.gather(len(self._tokens) - 1, rows)
+        return None if features is None else features[torch.tensor(rows, device=features.device)]
+
+    def _run(
+        self, rows: Sequence[int] | Tensor, keep: int, tree: Branches | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """One forward after the cached tokens: logits ``[n, V]`` and features ``[n, M*Ht]``."""
         with torch.inference_mode(), guard("running the target"):
-            logits = self._forward(rows, self._cache, keep, self._taps)
+            logits = self._forward(rows, self._cache, keep, self._taps, tree)
             return logits, self._taps.take()

@@ -102,6 +102,10 @@ class ToyPair:
         most = (self.draft_block_size or 1) - 1
         return [ToyDraft(self.model, self.ahead or self.model.ahead, self.script, most)]
 
+    def why_no_trees(self) -> str:
+        """It can."""
+        return ""
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -7,7 +7,29 @@ from copy import copy
 from typing import Any, Self
 
 from dflash.backends.toy.model import Ahead, ToyModel, common
-from dflash.core.types import Outlook, Plan, Proposal, Request, Verdict
+from dflash.core.types import MOST_NODES, Outlook, Plan, Proposal, Request, Verdict
+
+
+def among_others(
+    chain: Sequence[int], nodes: int, vocab_size: int, turn: int
+) -> tuple[list[int], list[int]]:
+    """``(tokens, parents)`` of a tree: each token of ``chain`` among siblings that are not it.
+
+    ``nodes`` are shared out evenly. Which of the siblings it is changes from level to level and
+    with ``turn``. A token that is one too high, as those of a wrong script are, has no right one
+    beside it.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    here = -1
+    for level, token in enumerate(chain):
+        width = min((nodes - len(tokens)) // (len(chain) - level), vocab_size - 1)
+        others = [(token + 1 + i) % vocab_size for i in range(width - 1)]
+        place = (turn + level) % width
+        parents += [here] * width
+        here = len(tokens) + place
+        tokens += [*others[:place], token, *others[place:]]
+    return tokens, parents
 
 
 class ScriptedDraft:
@@ -37,23 +59,27 @@ class ScriptedDraft:
         self._round, self._held, self._sound, self._queue = 0, reuse, True, []
 
     def outlook(self) -> Outlook:
-        """As deep as its block, always."""
-        return Outlook(self._most, lag=sum(rows for _, rows in self._queue))
+        """As deep as its block, always, and as many branches as one likes."""
+        return Outlook(self._most, lag=sum(rows for _, rows in self._queue), tree=MOST_NODES)
 
     def propose(self, plan: Plan) -> Proposal[Any]:
-        """``plan.rows`` tokens, as right as the script says."""
+        """``plan.depth`` tokens, as right as the script says; in a tree, each among siblings."""
         assert self._open, "the session was closed"
-        assert 0 < plan.rows <= self._most, f"asked for {plan.rows} rows, has {self._most}"
+        depth, turn = min(plan.rows, plan.depth), self._round
+        assert 0 < depth <= self._most, f"asked for {depth} tokens, has {self._most}"
         self._absorb()
         output = self._history[len(self._request.prompt) :]
-        tokens = list(self._ahead(self._request, output, plan.rows))
-        tokens += [0] * (plan.rows - len(tokens))
+        tokens = list(self._ahead(self._request, output, depth))
+        tokens += [0] * (depth - len(tokens))
         sound = self._sound and self._held == len(self._history) - 1  # all but the anchor
-        for place in range(plan.rows):
+        for place in range(depth):
             if not sound or place == self._right():
                 tokens[place] = (tokens[place] + 1) % self._vocab
         self._round += 1
-        return Proposal(tokens, plan.rows, meta=0)  # a script takes no time
+        if plan.rows == depth:
+            return Proposal(tokens, depth, meta=0)  # a script takes no time
+        tokens, parents = among_others(tokens, plan.rows, self._vocab, turn)
+        return Proposal(tokens, len(tokens), parents, meta=0, depth=depth)
 
     def commit(self, verdict: Verdict[Any], rows: int) -> None:
         """As the protocol says."""

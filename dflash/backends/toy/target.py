@@ -38,7 +38,7 @@ class ToyTarget:
             if len(self._tokens) < len(request.prompt):
                 yield Verdict([], rows=len(rows), features=rows)
                 continue
-            said, _, notes = self._judge(rows[-1:])
+            said, _, notes, _ = self._judge(rows[-1:])
             self._anchor = said[0]
             self._say(said)
             yield Verdict(said, rows=len(rows), features=rows, notes=notes)
@@ -46,14 +46,17 @@ class ToyTarget:
     def verify(self, proposal: Proposal[Any]) -> Verdict[list[State]]:
         """As the protocol says: one pass over anchor and drafts."""
         assert self._open, "the session was closed"
-        drafted = list(proposal.tokens)[: proposal.rows]
+        drafted, parents = list(proposal.tokens)[: proposal.rows], proposal.parents
         self._base = len(self._tokens)
-        rows = self._run([self._anchor, *drafted])
-        self._last, accepted, notes = self._judge(rows, drafted, proposal.q)
-        kept = rows[: accepted + 1]
-        return Verdict(
-            list(self._last), range(accepted), len(drafted), accepted + 1, kept, notes=notes
-        )
+        rows = self._run([self._anchor, *drafted] if parents is None else [self._anchor])
+        if parents is not None:
+            rows += self._branches(rows[0], drafted, parents)
+        self._last, accepted, notes, path = self._judge(rows, drafted, proposal.q, parents)
+        kept = [rows[0], *(rows[node + 1] for node in path)]
+        if parents is not None:  # the path alone stays
+            self._tokens += self._last[:-1]
+            self._states += kept[1:]
+        return Verdict(list(self._last), path, len(drafted), accepted + 1, kept, notes=notes)
 
     def commit(self, kept: int) -> None:
         """As the protocol says. A wrong count is believed, and spoils the state."""
@@ -80,10 +83,24 @@ class ToyTarget:
         """Every later call but this one fails."""
         self._open = False
 
-    def _judge(self, rows: Sequence[State], drafted: Sequence[int] = (), q: Any = None) -> Ruling:
-        """Tokens to commit, and how many of them are drafts."""
+    def _judge(
+        self,
+        rows: Sequence[State],
+        drafted: Sequence[int] = (),
+        q: Any = None,
+        parents: Sequence[int] | None = None,
+    ) -> Ruling:
+        """Tokens to commit, and which of them are drafts."""
         logits = np.stack([self._model.logits(row) for row in rows])
-        return rule(logits, self._request, self._output, drafted, q)
+        return rule(logits, self._request, self._output, drafted, q, parents)
+
+    def _branches(self, root: State, drafted: Sequence[int], parents: Sequence[int]) -> list[State]:
+        """The state after each node of a tree, from its parent's."""
+        states = [root]
+        for node, (token, parent) in enumerate(zip(drafted, parents, strict=True)):
+            assert -1 <= parent < node, "a node comes after its parent"
+            states.append(self._model.after(states[parent + 1], token))
+        return states[1:]
 
     def _say(self, tokens: list[int]) -> None:
         self._output += tokens
