@@ -61,7 +61,7 @@ _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of not
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
 _TREE = 1000  # a tree of n nodes has the grade 1000 + n, whatever the draft's own
-_LIFT = 0.2  # of what a chain misses at a place, what a tree is thought to catch before it is seen
+_LIFT = 0.3  # of what a chain misses at a place, what a large tree is thought to catch at first
 _REFRESH = 24  # rounds between two measurements of a plain step, at break-even
 
 Options = Mapping[tuple[int, int], float]  # (draft, rows) -> speed; plain decoding is 1
@@ -192,7 +192,8 @@ class Adaptive:
         key = (draft, _TREE + nodes)
         if key not in self._survival:
             chain = self._profile.usual(draft, grade).chances(max(1, self._most))
-            usual = self._profile.usual(*key, [c + _LIFT * (1 - c) for c in chain])
+            more = _LIFT * max(0.0, 1 - self._most / nodes)
+            usual = self._profile.usual(*key, [c + more * (1 - c) for c in chain])
             self._survival[key] = Survival(usual.chances(max(1, self._most)))
         return self._survival[key]
 

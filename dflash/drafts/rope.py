@@ -90,6 +90,11 @@ def _check_scaling(rope: dict[str, Any], longest: Any) -> None:
         raise CheckpointError(
             f"rope_type {kind!r} needs {', '.join(missing)} in the draft's rope_parameters"
         )
+    if kind == "llama3" and rope["low_freq_factor"] > rope["high_freq_factor"]:
+        raise CheckpointError(
+            f"low_freq_factor {rope['low_freq_factor']} is above high_freq_factor "
+            f"{rope['high_freq_factor']} in the draft's rope settings: they look exchanged"
+        )
 
 
 def inverse_frequencies(size: int, rope: Mapping[str, Any]) -> tuple[list[float], float]:
@@ -111,10 +116,11 @@ def inverse_frequencies(size: int, rope: Mapping[str, Any]) -> tuple[list[float]
 
 
 def _llama3(plain: float, factor: float, rope: Mapping[str, Any]) -> float:
-    """Long waves are stretched, short ones kept, those between blended."""
+    """Long waves are stretched, short ones kept, those between (if any can be) blended."""
     turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    keep = min(max((turns - low) / (high - low), 0.0), 1.0)
+    share = (turns - low) / (high - low) if high > low else float(turns >= low)
+    keep = min(max(share, 0.0), 1.0)
     return float(plain * keep + plain / factor * (1 - keep))
 
 

@@ -158,6 +158,19 @@ def test_scaled_frequencies_agree_with_an_independent_formula(name: str, theta: 
     torch.testing.assert_close(cos.square() + sin.square(), torch.full((2, 64), scale**2))
 
 
+def test_llama3_frequencies_without_a_range_between_are_stretched_or_kept() -> None:
+    """Equal factors: the limit of a narrow range, without a division by zero."""
+    narrow, none = (
+        {**SCALINGS["llama3"], "low_freq_factor": low, "high_freq_factor": 4.0}
+        for low in (4.0 - 1e-9, 4.0)
+    )
+    found = [
+        inverse_frequencies(64, read_rope({"rope_theta": 1e4, "rope_scaling": s}, ["x"])["x"])[0]
+        for s in (narrow, none)
+    ]
+    assert found[0] == found[1]
+
+
 def test_no_scaling_means_plain_powers_of_the_base_the_config_says() -> None:
     rope = read_rope({"rope_theta": 10_000_000, "rope_scaling": None}, ["full_attention"])
     rotary = Rotary(128, rope["full_attention"], interleaved=False)

@@ -14,12 +14,14 @@ pytest.importorskip("torch")
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from safetensors.torch import load_file, save_file
 
 from dflash import opening
 from dflash.backends.mlx import open_pair, target
 from dflash.backends.mlx.cache import Caches, SlidingCache
 from dflash.backends.mlx.dflash_session import DFlashSession
 from dflash.backends.mlx.draft_run import RUNNER as MLX_RUNNER
+from dflash.backends.mlx.draft_weights import load_weights
 from dflash.backends.mlx.lm import tapped
 from dflash.backends.mlx.target import MlxTargetSession
 from dflash.backends.torch import open_pair as open_torch
@@ -29,8 +31,9 @@ from dflash.config import GgufOptions, LoadConfig
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed
 from dflash.core.types import Proposal, Request, Sampling, Step
+from dflash.drafts.spec import read_spec
 from dflash.engine import Engine
-from dflash.errors import ConfigError
+from dflash.errors import ConfigError, WeightsError
 from dflash.registry import PROBES
 from tests.backends.drafts import ODDITIES, save_draft, tiny_draft, tiny_draft2
 from tests.backends.eagle_drafts import save_eagle
@@ -236,6 +239,15 @@ def test_a_draft_says_on_mlx_what_it_says_on_torch(tmp_path: Path, oddity: str) 
     ours = MLX_RUNNER.hidden_states(folder, features, block)
     assert np.abs(theirs).max() > 0.5
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_weights_stored_as_whole_numbers_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_draft(tiny_draft(3), tmp_path / "draft")
+    state = load_file(folder / "model.safetensors")
+    state["layers.0.mlp.up_proj.weight"] = (state["layers.0.mlp.up_proj.weight"] * 9).char()
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"int8: layers\.0\.mlp\.up_proj\.weight\. Quantised"):
+        load_weights(folder, read_spec(folder), mx.float32)
 
 
 def dflash(folder: Path) -> Path:

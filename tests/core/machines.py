@@ -40,13 +40,16 @@ class Machine:
 # Verify curves as measured: prepacked and plain float32 on two cores, Q4 on a CPU, a GPU.
 MACHINES = {
     "two cores, packed": Machine(
-        [(1, 1.0), (2, 1.15), (4, 1.31), (6, 1.45), (8, 1.5), (16, 2.05)], 0.2
+        [(1, 1.0), (2, 1.15), (4, 1.31), (6, 1.45), (8, 1.5), (16, 2.05), (33, 3.2)], 0.2
     ),
     "two cores, plain": Machine(
-        [(1, 1.0), (2, 1.15), (4, 1.56), (6, 1.66), (8, 1.88), (16, 2.12)], 0.25
+        [(1, 1.0), (2, 1.15), (4, 1.56), (6, 1.66), (8, 1.88), (16, 2.12), (33, 3.0)],
+        0.25,
     ),
-    "four bits on a CPU": Machine([(1, 1.0), (2, 1.5), (4, 2.6), (8, 4.7), (16, 8.5)], 0.3),
-    "a GPU": Machine([(1, 1.0), (16, 1.1)], 0.12, 0.001, 0.02),
+    "four bits on a CPU": Machine(
+        [(1, 1.0), (2, 1.5), (4, 2.6), (8, 4.7), (16, 8.5), (33, 17.0)], 0.3
+    ),
+    "a GPU": Machine([(1, 1.0), (16, 1.1), (33, 1.15)], 0.12, 0.001, 0.02),
 }
 
 
@@ -81,6 +84,7 @@ class Simulation:
     chances: Chances
     block_size: int = 8
     seed: int = 0
+    lift: float = 0.0  # of what a chain misses at a place, what a large tree catches
     lag: int = field(default=0, init=False)
 
     def run(self, make: Callable[[], Policy], requests: int, tokens: int) -> float:
@@ -96,12 +100,15 @@ class Simulation:
         luck = [[rng.random() for _ in range(16)] for _ in range(tokens + 16)]
         said, total, self.lag = 1, 0.0, 20
         while said < tokens:
-            plan = policy.plan(tokens - said - 1, [Outlook(self.block_size - 1, lag=self.lag)])
-            assert plan.rows <= tokens - said - 1
+            outlook = Outlook(self.block_size - 1, lag=self.lag, tree=64)
+            plan = policy.plan(tokens - said - 1, [outlook])
+            assert plan.depth <= tokens - said - 1
             accepted = 0
-            while accepted < plan.rows:
-                place = said + accepted
-                if luck[said][accepted] >= self.chances(place, accepted):
+            while accepted < plan.depth:
+                chance = self.chances(said + accepted, accepted)
+                if plan.is_tree and chance:
+                    chance += self.lift * (1 - plan.depth / plan.rows) * (1 - chance)
+                if luck[said][accepted] >= chance:
                     break
                 accepted += 1
             cost = self.machine.cost(plan.rows, self.lag)

@@ -19,6 +19,7 @@ from tests.core.machines import MACHINES, TEXTS, Machine, Simulation, changing, 
 from tests.core.toys import ANYTHING, plain, scripted, tokens_of
 
 REQUESTS, TOKENS = 30, 128
+TREES = (8, 12, 16, 24, 32)
 FLAT = Machine([(1, 1.0), (16, 1.0)], 0.1, 0.0, noise=0.0, spikes=0.0)
 
 
@@ -73,6 +74,22 @@ def test_it_is_near_the_best_fixed_block_and_never_slower_than_plain(
     found = auto(simulation)
     assert found <= 1.05 * min(fixed.values())
     assert found <= 1.03 * fixed[1]
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("lift", [0.0, 0.3, 0.5])
+def test_trees_are_taken_where_they_pay(machine: Machine, lift: float) -> None:
+    """Near the best of chains, trees and plain steps, whatever trees are good for."""
+    for name in ("nothing accepted", "chat", "arithmetic", "a good draft"):
+        simulation = Simulation(machine, TEXTS[name], lift=lift)
+        chains = [simulation.run(lambda s=s: Fixed(s), REQUESTS, TOKENS) for s in (1, 2, 4, 8)]
+        trees = [simulation.run(lambda n=n: Fixed(8, n), REQUESTS, TOKENS) for n in TREES]
+        profile = Profile()
+        found = simulation.run(lambda: Adaptive(8, profile, TREES), REQUESTS, TOKENS)  # noqa: B023
+        assert found <= 1.05 * min(chains + trees), name
+        assert found <= 1.03 * chains[0], name
+        if machine is MACHINES["a GPU"] and lift and name != "nothing accepted":
+            assert found < 0.95 * min(chains), name
 
 
 @pytest.mark.parametrize("block_size", [2, 5, 16])

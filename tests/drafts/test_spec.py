@@ -184,6 +184,16 @@ def test_a_missing_base_frequency_is_an_error() -> None:
         ({"rope_type": "dynamic", "factor": 2.0}, "'dynamic' is not supported"),
         ({"rope_type": "yarn"}, "needs factor"),
         ({"rope_type": "llama3", "factor": 2.0}, "low_freq_factor, high_freq_factor"),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 2.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 512,
+            },
+            "look exchanged",
+        ),
         ("none", "must be a dict"),
     ],
 )

@@ -34,6 +34,7 @@ def load_weights(folder: Path, spec: DraftSpec, dtype: Any) -> tuple[Any, dict[s
         )
     tensors = _tensors(folder, spec)
     tables = {name: tensors.pop(name) for name in list(tensors) if own_table(name)}
+    _check_floats(folder, {n: t for n, t in {**tensors, **tables}.items() if n != "d2t"})
     model = KINDS.load(spec.kind).module(spec)
     _check(folder, dict(tree_flatten(model.parameters())), tensors)
     model.load_weights([(name, tensor.astype(dtype)) for name, tensor in tensors.items()])
@@ -57,6 +58,15 @@ def _tensors(folder: Path, spec: DraftSpec) -> dict[str, Any]:
                 parts = unfuse(name, tensor.shape[0] if tensor.ndim else 0, sizes)
                 found |= {part: tensor[start:stop] for part, start, stop in parts} or {name: tensor}
     return found
+
+
+def _check_floats(folder: Path, tensors: Mapping[str, Any]) -> None:
+    whole = sorted(n for n, t in tensors.items() if not mx.issubdtype(t.dtype, mx.floating))
+    if whole:
+        raise WeightsError(
+            f"{folder} has weights stored as {tensors[whole[0]].dtype}: {', '.join(whole)}. "
+            "Quantised drafts are not supported yet; use the draft's bfloat16 weights"
+        )
 
 
 def _check(folder: Path, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
