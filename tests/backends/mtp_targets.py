@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import MellumConfig, MellumForCausalLM
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, MellumConfig, MellumForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from .families import family
@@ -34,12 +34,32 @@ _MELLUM: dict[str, Any] = {
 }
 
 
-def save_mtp_target(folder: Path, kind: str = "qwen3_5", *, heads: bool = True) -> Path:
-    """A target folder of ``kind`` (qwen3_5 or mellum); without ``heads`` only its config has them.
+_GLM: dict[str, Any] = {
+    **{name: _MELLUM[name] for name in ("vocab_size", "hidden_size", "intermediate_size")},
+    **{name: _MELLUM[name] for name in ("moe_intermediate_size", "head_dim", "eos_token_id")},
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 1024,
+    "num_mtp_layers": 3,
+}
 
-    Both publish their heads under ``mtp.``; only Mellum's config has transformers' words for it.
+
+def save_mtp_target(folder: Path, kind: str = "qwen3_5", *, heads: bool = True) -> Path:
+    """A target folder of ``kind``; without ``heads`` only its config has them.
+
+    qwen3_5 and mellum publish one head under ``mtp.``, and only Mellum's config has transformers'
+    words for it; glm4_moe has three here, as layers behind its own.
     """
     torch.manual_seed(0)
+    if kind == "glm4_moe":
+        return _several(folder)
     if kind == "qwen3_5":
         model: Any = family(kind)
     else:
@@ -58,14 +78,28 @@ def save_mtp_target(folder: Path, kind: str = "qwen3_5", *, heads: bool = True) 
     return folder
 
 
-def _heads(model: Any) -> dict[str, Tensor]:
-    """Random weights of one head, by transformers' names."""
+def _several(folder: Path) -> Path:
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**_GLM)).eval()
+    _lively(model.state_dict())
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in _heads(model, 3).items():
+        _, head, rest = name.split(".", 2)
+        rest = rest.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
+        tensors |= _experts(f"model.layers.{LAYERS + int(head)}.{rest}", tensor)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _heads(model: Any, count: int = 1) -> dict[str, Tensor]:
+    """Random weights of heads, by transformers' names."""
     text = model.config.get_text_config()
     if getattr(text, "num_mtp_layers", None) is None:
         text.num_mtp_layers, text.mtp_layer_types = 1, ["full_attention"]
     state = {
         name: tensor.clone()
-        for name, tensor in MtpModel(model, 1).state_dict().items()
+        for name, tensor in MtpModel(model, count).state_dict().items()
         if name.startswith("layers.")
     }
     _lively(state)

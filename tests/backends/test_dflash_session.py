@@ -92,7 +92,7 @@ def test_rounds_that_draft_nothing_are_caught_up_later() -> None:
     text.start(session, 5)
     for anchor in range(5, 40):
         text.go(session, anchor, 1)
-    assert session.outlook() == Outlook(most=7, lag=40)
+    assert session.outlook() == Outlook(most=7, lag=40, tree=64)
     assert tokens(session) == text.uncached(40, 8).argmax(-1).tolist()
     assert session.outlook().lag == 0
 
@@ -122,9 +122,9 @@ def test_nothing_is_proposed_before_there_is_an_anchor() -> None:
     assert session.outlook().most == 0
     session.begin(Request(text.ids[:20], 10), 0)
     session.commit(Verdict(tokens=[], rows=12, features=text.features[:12]), 12)
-    assert session.outlook() == Outlook(most=0, lag=12)
+    assert session.outlook() == Outlook(most=0, lag=12, tree=64)
     session.commit(text.verdict(12, 20, 1), 8)
-    assert session.outlook() == Outlook(most=7, lag=20)
+    assert session.outlook() == Outlook(most=7, lag=20, tree=64)
 
 
 def test_a_commit_only_queues(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ class Eagle3Session(DFlashSession):
             start = len(self._tokens) - 1
             assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
             kept, self._caches = self._caches, [_for_a_chain(cache) for cache in self._caches]
-            found = self._said(Chain(self, depth, normed, state, start), plan, depth, began)
+            found = self._said(self._chain(depth, normed, state, start), plan, depth, began)
             self._finite, self._caches = normed.isfinite().all(), kept
             for cache in self._caches:
                 cache.crop(start)
@@ -95,6 +95,9 @@ class Eagle3Session(DFlashSession):
         embedded = (self._tables.embed[tokens] * self._tables.scale)[None].to(weight)
         normed, state = self._model(embedded, state, positions, context, masks)
         return normed, state
+
+    def _chain(self, count: int, normed: Tensor, state: Tensor, start: int) -> Chain:
+        return Chain(self, count, normed, state, start)
 
     def _branches(self) -> bool:
         """Not where a window moves with every row."""
@@ -191,7 +194,11 @@ class Chain:
             last = torch.as_tensor(ids[-1:], device=self.device, dtype=torch.long)
             place = self._start + offset - 1
             self._normed, self._state = self._session.step(last, self._state, place)
-        logits = self._session.logits(self._normed[0])
+        return self._said(self._normed[0], options)
+
+    def _said(self, row: Tensor, options: Options | None) -> Tensor:
+        """[1, H] to [1, V], where it is wanted."""
+        logits = self._session.logits(row)
         logits = to_host(logits) if self._host else logits
         return logits if options is None else options(logits)
 

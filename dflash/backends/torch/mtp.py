@@ -1,17 +1,17 @@
 """Multi-token prediction heads inside a target (MTP, nextn) as a draft of its own.
 
 One more decoder block behind the target: the row of position P joins the embedding of token P + 1
-with the target's last state of P *after* its final norm, and says what follows token P + 1. Later
-tokens of a chain read the block's own output. Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2),
-transformers' ``use_mtp``, which this reads the weights with.
-
-Of several heads the first is used, again for every token of a chain.
+with the target's last state of P *after* its final norm, and says what follows token P + 1. Of
+several heads each reads the output of the one before it and the token one further on: head k, from
+0, joins row P with token P + 1 + k. Behind the last head a chain goes on with that head's own
+output. Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.2), transformers' ``use_mtp``, which this
+reads the weights with.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,14 @@ class MtpDraft(nn.Module):
         self.heads = heads
         self.norm = heads.layers[0].enorm  # for device and dtype
 
-    def cache(self, capacity: int) -> PreallocatedCache:
-        """Keys and values of the block."""
-        return make_cache(self.heads.config, capacity)
+    @property
+    def count(self) -> int:
+        """Heads there are."""
+        return len(self.heads.layers)
+
+    def cache(self, capacity: int) -> HeadRows:
+        """Keys and values of the blocks, one a head."""
+        return HeadRows(make_cache(self.heads.config, capacity).layers[: self.count])
 
     def bytes(self) -> int:
         """Bytes of the weights that are not the target's."""
@@ -66,11 +71,15 @@ class MtpDraft(nn.Module):
         rows: Tensor = self.heads.embed_tokens(ids[None])
         return rows
 
-    def forward(self, embedded: Tensor, state: Tensor, start: int, cache: Any) -> Tensor:
-        """[1, n, H]: rows from position ``start`` on, written into ``cache``."""
-        places = start + 1 + torch.arange(embedded.shape[1], device=embedded.device)
+    def forward(
+        self, head: int, tokens: Tensor | Sequence[int], state: Tensor, cache: HeadRows
+    ) -> Tensor:
+        """[1, n, H]: the next rows of ``head``, with the tokens [n] that they read, into
+        ``cache``."""
+        ids = torch.as_tensor(tokens, device=state.device, dtype=torch.long)
+        places = cache.held(head) + 1 + head + torch.arange(ids.shape[0], device=state.device)
         out: Tensor = self.heads.forward_layer(
-            0, state, places[None], cache, inputs_embeds=embedded.to(state)
+            head, state, places[None], cache, inputs_embeds=self.embed(ids).to(state)
         )
         return out
 
@@ -79,6 +88,30 @@ class MtpDraft(nn.Module):
         rows: Tensor = self.heads._project_to_logits(hidden)
         softcap = getattr(self.heads.config, "final_logit_softcapping", None)
         return rows if softcap is None else (rows / softcap).tanh() * softcap
+
+
+class HeadRows(PreallocatedCache):
+    """Keys and values of heads, of which each holds one row less than the one before it."""
+
+    layers: Any
+
+    def held(self, head: int) -> int:
+        """Rows of one head."""
+        return int(self.layers[head].length)
+
+    def get_seq_length(self, layer_idx: int = 0, *_args: Any, **_options: Any) -> int:
+        """Rows of one head, by the name that masks ask for."""
+        return self.held(layer_idx)
+
+    def rollback(self, length: int) -> None:
+        """Keep the rows that have read none but the first ``length + 1`` tokens."""
+        for head, layer in enumerate(self.layers):
+            layer.length = min(layer.length, max(0, length - head))
+
+    def copy(self) -> HeadRows:
+        """An independent cache with the same rows."""
+        with torch.inference_mode():
+            return HeadRows([layer.copy() for layer in self.layers])
 
 
 def read_mtp(target: LoadedTarget) -> MtpDraft:
