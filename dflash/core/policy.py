@@ -60,8 +60,6 @@ _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
-_TREE = 1000  # a tree of n nodes has the grade 1000 + n, whatever the draft's own
-_LIFT = 0.3  # of what a chain misses at a place, what a large tree is thought to catch at first
 _REFRESH = 24  # rounds between two measurements of a plain step, at break-even
 
 Options = Mapping[tuple[int, int], float]  # (draft, rows) -> speed; plain decoding is 1
@@ -179,23 +177,14 @@ class Adaptive:
         """The same for trees; rows that a chain has too are a chain's."""
         speeds: dict[tuple[int, int], float] = {}
         for draft, most in able.items():
-            usable = [n for n in self._trees if most < n <= outlooks[draft].tree]
-            for nodes in usable:
+            survival = self._survival_of(draft, outlooks[draft].grade)
+            for nodes in (n for n in self._trees if most < n <= outlooks[draft].tree):
                 cost = self._costs.cost(draft, nodes)
                 if cost <= room[draft]:
-                    gain = self._tree_survival(draft, nodes, outlooks[draft].grade).committed(most)
-                    speeds[draft, nodes] = gain[most] * self._costs.plain() / cost
+                    more = self._profile.lift(draft).more(nodes, most)
+                    gain = survival.committed(most, more)[most]
+                    speeds[draft, nodes] = gain * self._costs.plain() / cost
         return speeds
-
-    def _tree_survival(self, draft: int, nodes: int, grade: int) -> Survival:
-        """Of each level of a tree; it starts from the chain's, and a little better."""
-        key = (draft, _TREE + nodes)
-        if key not in self._survival:
-            chain = self._profile.usual(draft, grade).chances(max(1, self._most))
-            more = _LIFT * max(0.0, 1 - self._most / nodes)
-            usual = self._profile.usual(*key, [c + more * (1 - c) for c in chain])
-            self._survival[key] = Survival(usual.chances(max(1, self._most)))
-        return self._survival[key]
 
     def _untried(self, options: Options, best: float) -> tuple[int, int] | None:
         """Now and then a size whose cost is a guess, where the guess is good."""
@@ -213,13 +202,13 @@ class Adaptive:
     def _learn(self, step: Step) -> None:
         draft, grade, lag = step.plan.draft, self._outlook.grade, self._outlook.lag
         kept, judged = len(step.verdict.path), min(step.verdict.drafted, step.plan.depth)
-        if step.plan.is_tree and step.verdict.drafted > step.plan.depth:
-            survival = self._tree_survival(draft, step.plan.rows, grade)
-            grade = _TREE + step.plan.rows
-        else:
-            survival = self._survival_of(draft, grade)
-        survival.add(judged, kept)
-        self._profile.usual(draft, grade).add(judged, kept)
+        survival, more = self._survival_of(draft, grade), 0.0
+        if step.plan.is_tree and step.verdict.drafted > judged:
+            lift = self._profile.lift(draft)
+            more = lift.more(step.verdict.drafted, judged)
+            lift.add(survival.chances(judged), kept, 1 - judged / step.verdict.drafted)
+        survival.add(judged, kept, more)
+        self._profile.usual(draft, grade).add(judged, kept, more)
         if self.state is State.FALLBACK:
             self._again = kept > 0
             self._patience = _PATIENCE if kept else min(2 * self._patience, _MOST_PATIENCE)

@@ -14,6 +14,7 @@ PLAIN = -1  # the draft of a plain step
 _SAMPLES = 9  # rounds of one size that a median looks at
 _SOME = 0.5  # acceptance of a draft nobody knows anything of
 _MOST = 0.98  # no estimate is more certain than this
+_LIFT, _SURE, _FADE = 0.3, 8.0, 0.995  # a tree's share at first, how sure that is, and for how long
 
 
 class CostCurve:
@@ -112,14 +113,19 @@ class Survival:
         self._judged: list[float] = []
         self._kept: list[float] = []
 
-    def add(self, judged: int, kept: int) -> None:
-        """One round: ``judged`` drafts, the first ``kept`` of them right."""
+    def add(self, judged: int, kept: int, more: float = 0.0) -> None:
+        """One round: ``judged`` drafts, the first ``kept`` of them right.
+
+        ``more`` is the share of a chain's misses that a tree was thought to catch. Then a draft
+        that was right counts as much as a chain's would probably have been.
+        """
+        own = [c / _better(c, more) for c in self.chances(judged)] if more else [1.0] * judged
         while len(self._judged) < judged:
             self._judged.append(0.0)
             self._kept.append(0.0)
         for place in range(min(judged, kept + 1)):
             self._judged[place] = self._judged[place] * self._fade + 1
-            self._kept[place] = self._kept[place] * self._fade + (place < kept)
+            self._kept[place] = self._kept[place] * self._fade + (place < kept) * own[place]
 
     def relax(self, share: float) -> None:
         """Let what was seen so far count only ``share`` of what it did."""
@@ -139,13 +145,47 @@ class Survival:
         ]
         return found + [min(_MOST, chance * drift) for chance in base[len(seen) :]]
 
-    def committed(self, most: int) -> list[float]:
-        """[r]: tokens a round of r drafts commits on average, the target's own included."""
+    def committed(self, most: int, more: float = 0.0) -> list[float]:
+        """[r]: tokens a round of r drafts commits on average, the target's own included.
+
+        With ``more``: of r levels of a tree that catches so much of what a chain misses.
+        """
         gains, alive = [1.0], 1.0
         for chance in self.chances(most):
-            alive *= chance
+            alive *= _better(chance, more)
             gains.append(gains[-1] + alive)
         return gains
+
+
+def _better(chance: float, more: float) -> float:
+    """A chain's chance, and the share ``more`` of what is missing."""
+    return min(_MOST, chance + more * (1 - chance)) if more else chance
+
+
+class Lift:
+    """How much of what chains miss at a place trees catch, were they endless.
+
+    A tree of n nodes and d levels has (1 - d / n) of that: one number for all of a draft's trees.
+    """
+
+    def __init__(self, share: float = _LIFT) -> None:
+        """``share`` is where it starts."""
+        self._caught, self._missed = share * _SURE, _SURE
+
+    @property
+    def share(self) -> float:
+        """The estimate."""
+        return min(_MOST, max(0.0, self._caught / self._missed))
+
+    def more(self, nodes: int, depth: int) -> float:
+        """The same for one tree."""
+        return self.share * max(0.0, 1 - depth / nodes)
+
+    def add(self, chances: Sequence[float], kept: int, size: float) -> None:
+        """One tree of ``size`` (1 - d / n) that kept ``kept``, where a chain has ``chances``."""
+        for place, chance in enumerate(chances[: kept + 1]):
+            self._caught = self._caught * _FADE + (place < kept) - chance
+            self._missed = self._missed * _FADE + size * (1 - chance)
 
 
 class Profile:
@@ -156,19 +196,24 @@ class Profile:
         self.costs = CostCurve()
         self._prior = prior
         self._usual: dict[tuple[int, int], Survival] = {}
+        self._lifts: dict[int, Lift] = {}
 
-    def usual(self, draft: int, grade: int, prior: Sequence[float] | None = None) -> Survival:
-        """The average of all requests; slow to forget. It starts from ``prior``, or the pair's."""
+    def usual(self, draft: int, grade: int) -> Survival:
+        """The average of all requests; slow to forget."""
         key = (draft, grade)
         if key not in self._usual:
-            start = self._prior if prior is None else prior
-            self._usual[key] = Survival(start, weight=10.0, fade=0.99)
+            self._usual[key] = Survival(self._prior, weight=10.0, fade=0.99)
         return self._usual[key]
+
+    def lift(self, draft: int) -> Lift:
+        """What trees of a draft are good for."""
+        return self._lifts.setdefault(draft, Lift())
 
     def to_json(self) -> dict[str, Any]:
         """For a file beside the pair."""
         usual = {f"{d}.{g}": known.chances(32) for (d, g), known in self._usual.items()}
-        return {"costs": self.costs.to_json(), "survival": usual}
+        lifts = {str(draft): lift.share for draft, lift in self._lifts.items()}
+        return {"costs": self.costs.to_json(), "survival": usual, "trees": lifts}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Profile:
@@ -178,4 +223,6 @@ class Profile:
         for name, chances in data["survival"].items():
             draft, grade = name.split(".")
             profile._usual[int(draft), int(grade)] = Survival(chances, weight=10.0, fade=0.99)
+        for draft, share in data.get("trees", {}).items():
+            profile._lifts[int(draft)] = Lift(share)
         return profile
