@@ -108,6 +108,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "R71 memory that grows with requests": (
         "test_engine.py::test_few_sessions_stay_parked",
         "test_engine.py::test_a_forgotten_stream_costs_nothing_but_its_session",
+        "conformance/test_draft_kinds.py::test_requests_one_after_the_other_leave_nothing_behind",
     ),
     "R73 windows run as full attention": (
         "backends/test_dflash_module.py::test_mixed_windows_agree_with_a_slow_forward_at_length_64",

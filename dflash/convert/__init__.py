@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash.convert import eagle, gguf, gguf_read, hf, mlx, speculators
+from dflash.convert import eagle, gguf, gguf_eagle, gguf_read, hf, mlx, speculators
 from dflash.convert.check import Side, Trial, compare
 from dflash.convert.draft import Draft
 from dflash.convert.known import unknown_keys
 from dflash.convert.tables import tables_of, without_tables
 from dflash.drafts.keys import read_config
+from dflash.drafts.layers import ANY_DEPTH
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError
 from dflash.gguf_file import is_gguf
@@ -67,6 +68,9 @@ def convert(
     before = read(place, found)
     if pair is not None and to in ("hf", "mlx"):
         before = without_tables(before, tables_of(pair, before))
+    if to == "gguf" and before.kind == "eagle3":
+        assert pair is not None, "checked"
+        before = gguf_eagle.settled(before, pair)
     goal.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{goal.name}-", dir=goal.parent) as spare:
         made = Path(spare) / goal.name
@@ -119,7 +123,7 @@ def _comparable(before: Draft, after: Draft, stored: str | None) -> tuple[Draft,
     kinds = {name: tensor.dtype for name, tensor in before.tensors.items()}
     tensors = {name: one.narrowed(kinds.get(name, "F32")) for name, one in after.tensors.items()}
     after = replace(after, tensors=tensors)
-    pairs = read_spec(before.config).rope_interleaved
+    pairs = read_spec(before.config, num_target_layers=ANY_DEPTH).rope_interleaved
     if pairs or stored in gguf.QUANTISED:
         config = {key: v for key, v in before.config.items() if not key.endswith("is_neox_style")}
         before = replace(before, config=config, tensors=after.tensors)
@@ -146,7 +150,8 @@ def _check(to: str, goal: Path, target: Path | None, stored: str | None) -> None
 def _write(draft: Draft, to: str, out: Path, target: Path | None, stored: str | None) -> None:
     if to == "gguf":
         assert target is not None, "checked"
-        gguf.write(draft, out, target, stored or draft.tensors["fc.weight"].dtype)
+        write = gguf_eagle.write if draft.kind == "eagle3" else gguf.write
+        write(draft, out, target, stored or draft.tensors["fc.weight"].dtype)
     elif to == "speculators":
         speculators.write(draft, out, {} if target is None else tables_of(target, draft))
     else:

@@ -116,12 +116,12 @@ def write_sidecar(
     check_expressible(spec, tensors)
     check_target(spec, header)
     check_complete(spec, tensors)
-    writer = _writer(Path(out))
+    writer = make_writer(Path(out), "dflash")
     for key, value in sidecar_keys(spec, header).items():
-        _add(writer, f"dflash.{key}", value)
-    _copy_tokenizer(writer, header, spec.mask_token_id)
+        add_key(writer, f"dflash.{key}", value)
+    copy_tokenizer(writer, header, spec.mask_token_id)
     for name, values in _converted(spec, tensors):
-        _add_tensor(writer, name, values, stored)
+        add_tensor(writer, name, values, stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -158,14 +158,15 @@ def sidecar_keys(spec: DraftSpec, target: Header) -> dict[str, Any]:
         keys["attention.sliding_window"] = spec.sliding_window
         pattern = [kind == "sliding_attention" for kind in spec.layer_types]
         keys["attention.sliding_window_pattern"] = pattern
-    return keys | _rope_keys(spec, target) | _dflash2_keys(spec)
+    return keys | rope_keys(spec, target) | _dflash2_keys(spec)
 
 
 def _unless_one(value: float) -> float | None:
     return None if value == 1.0 else float(value)
 
 
-def _rope_keys(spec: DraftSpec, target: Header) -> dict[str, Any]:
+def rope_keys(spec: DraftSpec, target: Header) -> dict[str, Any]:
+    """Rotary settings as both architectures have them."""
     rope = next(iter(spec.rope_parameters.values()))
     rotated = int(spec.head_dim * rope["partial_rotary_factor"])
     keys: dict[str, Any] = {
@@ -281,7 +282,8 @@ def halves_first(values: Array, head_dim: int) -> Array:
     return heads.swapaxes(1, 2).reshape(values.shape)
 
 
-def _writer(out: Path) -> Any:
+def make_writer(out: Path, architecture: str) -> Any:
+    """A writer of a file for ``out``. Raises MissingBackend without the ``gguf`` package."""
     try:
         import gguf
     except ImportError as problem:
@@ -289,13 +291,14 @@ def _writer(out: Path) -> Any:
             "writing GGUF files needs the gguf package: pip install 'dflash-engine[gguf]'"
         ) from problem
     out.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(out, "dflash")
+    writer = gguf.GGUFWriter(out, architecture)
     writer.add_type("model")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     return writer
 
 
-def _add(writer: Any, key: str, value: Any) -> None:
+def add_key(writer: Any, key: str, value: Any) -> None:
+    """One line of metadata; the Python type is the stored one."""
     adders: Sequence[tuple[type, Callable[[str, Any], None]]] = (
         (bool, writer.add_bool),  # before int, which it is too
         (int, writer.add_uint32),
@@ -306,7 +309,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
     next(add for kind, add in adders if isinstance(value, kind))(key, value)
 
 
-def _copy_tokenizer(writer: Any, target: Header, mask: int) -> None:
+def copy_tokenizer(writer: Any, target: Header, mask: int | None) -> None:
     """Every ``tokenizer.`` key of the target in its own type, and the draft's mask token."""
     import gguf
 
@@ -316,10 +319,12 @@ def _copy_tokenizer(writer: Any, target: Header, mask: int) -> None:
             continue
         sub = None if inner < 0 else gguf.GGUFValueType(inner)
         writer.add_key_value(key, value, gguf.GGUFValueType(kind), sub)
-    writer.add_uint32("tokenizer.ggml.mask_token_id", mask)
+    if mask is not None:
+        writer.add_uint32("tokenizer.ggml.mask_token_id", mask)
 
 
-def _add_tensor(writer: Any, name: str, values: Array, stored: str) -> None:
+def add_tensor(writer: Any, name: str, values: Array, stored: str) -> None:
+    """A matrix as ``stored``, anything else as it is (vectors are F32)."""
     import gguf
 
     kind = gguf.GGMLQuantizationType[stored]

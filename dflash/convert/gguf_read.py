@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dflash.convert import gguf_eagle
 from dflash.convert.draft import Draft, make_d2t
 from dflash.convert.gguf import DFLASH2_SIZES, hf_name
 from dflash.convert.layer_ids import from_gguf
@@ -24,9 +25,11 @@ PLAIN = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 def read(file: Path) -> Draft:
     """The draft in ``file``. Raises CheckpointError, MissingBackend."""
     header = read_header(file)
+    if header.architecture == "eagle3":
+        return gguf_eagle.read(header, {name: _tensor(header, name) for name in header.tensors})
     if header.architecture != "dflash" or "markov_w1.weight" in header.tensors:
         raise CheckpointError(
-            f"{file} is no DFlash or DFlash2 sidecar (architecture {header.architecture!r})"
+            f"{file} is no DFlash, DFlash2 or EAGLE-3 file (architecture {header.architecture!r})"
         )
     tensors = {}
     for name in header.tensors:

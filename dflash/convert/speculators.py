@@ -24,6 +24,7 @@ from dflash.convert.layer_ids import (
     to_speculators,
 )
 from dflash.convert.tensor import Tensor
+from dflash.drafts.eagle3 import DRAFTED
 from dflash.drafts.keys import Keys, read_config
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError
@@ -155,7 +156,7 @@ def nest(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _speculators_config(keys: Keys, kind: str) -> dict[str, Any]:
-    drafted = keys.count("block_size", 16) - 1 if kind != "eagle3" else 3
+    drafted = keys.count("block_size", 16) - 1 if kind != "eagle3" else DRAFTED
     name = keys.get("target_name")
     return {
         "algorithm": kind,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,10 @@ class Tensor:
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows ``start`` to ``stop`` of the first axis."""
         return Tensor(self.dtype, self.values[start:stop])
+
+    def mapped(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Tensor:
+        """With its values moved about; none is computed with."""
+        return Tensor(self.dtype, change(self.values))
 
     def narrowed(self, dtype: str) -> Tensor:
         """In ``dtype`` where that keeps every bit, else as it is."""

@@ -11,6 +11,9 @@ from typing import Any
 
 from dflash.errors import CheckpointError, ConfigError
 
+ANY_DEPTH = 1000
+"""Layers of a target that nobody knows, where no tap is really run: the same for whoever asks."""
+
 
 def build_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> list[int]:
     """Evenly spread taps from the second to the third-to-last target layer.

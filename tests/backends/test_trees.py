@@ -76,7 +76,7 @@ def test_a_tree_in_one_pass_gives_the_logits_of_its_paths_and_keeps_one(
     tree = make_branches(PARENTS, DEPTH, torch.device("cpu"))
     with torch.inference_mode():
         forward(prompt, cache, 1)
-        found = forward([4, *tokens], cache, 0, tree)
+        found = forward([4, *tokens], cache, 0, tree=tree)
         for row in range(len(tokens) + 1):
             way = [node for node in range(row) if tree.seen[row, node + 1]]
             ids = [*prompt, 4, *(tokens[node] for node in way)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,18 @@ def test_a_perfect_draft_is_never_wasted(
     assert (found.stats.accepted == found.stats.drafted) is not bool(branches)
     whole, rest = divmod(len(text) - len(PROMPT) - 1, size)
     assert found.stats.rounds == whole + bool(rest)
+
+
+def test_requests_one_after_the_other_leave_nothing_behind(engine: Engine) -> None:
+    """Counted in tensors: resident memory is measured by bench/soak.py."""
+
+    def tensors(requests: int) -> int:
+        for seed in range(requests):
+            prompt = [*PROMPT, seed + 1]
+            more: Any = {"temperature": 0.8, "seed": seed, "draft_tree": 12 * (seed % 2)}
+            engine.generate(prompt, max_tokens=8, **more)
+        gc.collect()
+        return sum(isinstance(found, Tensor) for found in gc.get_objects())
+
+    before = tensors(6)
+    assert tensors(12) <= before

@@ -148,7 +148,8 @@ def test_an_eagle_draft_comes_back_bit_for_bit(tmp_path: Path, place: str) -> No
         keys["eagle_aux_hidden_state_layer_ids"] = [1, 2, 3]
     source = save(tmp_path / "source", keys, eagle_tensors())
     there = convert(source, "speculators", tmp_path / "there")
-    assert there.kind == "eagle3"
+    assert (there.kind, there.trial.backend, there.trial.difference) == ("eagle3", "torch", 0.0)
+    assert there.trial.scale > 0.1
     made = json.loads((tmp_path / "there" / "config.json").read_text())
     expected = None if place == "nowhere" else [1, 2, 3]
     assert made.get("eagle_aux_hidden_state_layer_ids") == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dflash.convert.gguf import gguf_name, halves_first, hf_name, write_sidecar 
 from dflash.drafts.spec import read_spec  # noqa: E402
 from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError  # noqa: E402
 from dflash.gguf_file import read_header  # noqa: E402
+from tests.backends.eagle_drafts import save_eagle  # noqa: E402
 from tests.backends.gguf_files import DFLASH2, save_folder, save_sidecar, tiny_weights  # noqa: E402
 from tests.backends.tiny import tiny_target, tiny_tokenizer  # noqa: E402
 from tests.backends.tiny_gguf import write_gguf  # noqa: E402
@@ -186,3 +188,38 @@ def test_pairs_of_a_rotated_head_become_halves() -> None:
         *(0, 2, 4, 6, 1, 3, 5, 7),
         *(8, 10, 12, 14, 9, 11, 13, 15),
     ]
+
+
+@pytest.mark.parametrize("place", ["specforge", "nowhere"])
+def test_an_eagle_draft_becomes_one_file_and_comes_back(
+    place: str, target: Path, tmp_path: Path
+) -> None:
+    """Bit for bit, run on both sides; llama.cpp opens the file where it is installed."""
+    source = save_eagle(tmp_path / "source", norm_before_residual=True)
+    keys = json.loads((source / "config.json").read_text())
+    if place == "nowhere":
+        del keys["eagle_config"]
+        (source / "config.json").write_text(json.dumps(keys))
+    there = convert(source, "gguf", tmp_path / "draft.gguf", target=target)
+    assert (there.kind, there.trial.backend) == ("eagle3", "torch")
+    assert there.trial.difference < 1e-5 < there.trial.scale
+    header = read_header(tmp_path / "draft.gguf")
+    taps = [1, 3, 4] if place == "specforge" else [2, 2, 1]
+    assert header.own("target_layers") == taps
+    assert header.own("norm_before_residual") is True
+    assert header.tensors["blk.0.attn_q.weight"].shape == (64, 128)
+    back = convert(tmp_path / "draft.gguf", "eagle", tmp_path / "back")
+    assert back.trial.difference == 0.0
+    one, two = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "back"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("changes", [{"fc_norm": True}, {"num_hidden_layers": 2}], ids=str)
+def test_eagle_drafts_of_another_make_are_no_gguf_files(
+    changes: dict[str, Any], target: Path, tmp_path: Path
+) -> None:
+    source = save_eagle(tmp_path / "source", **changes)
+    with pytest.raises(CheckpointError, match="cannot become a GGUF file"):
+        convert(source, "gguf", tmp_path / "draft.gguf", target=target)
+    assert not (tmp_path / "draft.gguf").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import dflash
 from dflash.doctor.measured.promise import KEY
 from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
 from tests.cli.running import Result, run
@@ -125,3 +126,24 @@ def test_training_without_torch_says_what_to_install(
     assert found.code == 2
     assert "pip install 'dflash-engine[train]'" in found.err
     assert "fault of ours" not in found.err
+
+
+def test_a_draft_of_few_tokens_is_trained_loaded_and_lossless(target: Path, tmp_path: Path) -> None:
+    data, out = write(tmp_path / "answers.jsonl", [GOOD] * 6), tmp_path / "draft"
+    said = run(
+        *("train", "--model", target, "--data", data, "--out", out, "--draft-vocab", 24, *SMALL)
+    )
+    assert said.code == 0, said.err
+    config = json.loads((out / "config.json").read_text())
+    assert config["draft_vocab_size"] == 24
+    assert 0 < config["dflash_config"]["draft_vocab_coverage"] <= 1
+    texts = []
+    for name in (out, "none"):
+        with dflash.load(target, name, device="cpu", dtype="float32", profile=False) as engine:
+            answer = engine.generate("Why is the sky blue?", max_tokens=24, block_size=4)
+            texts.append(answer.token_ids)
+            if name == out:
+                tables = engine.pair.draft.tables  # type: ignore[attr-defined]
+                assert len(tables.target_ids) == 24
+                assert answer.stats.drafted > 24
+    assert texts[0] == texts[1]

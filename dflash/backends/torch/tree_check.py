@@ -55,7 +55,7 @@ def _try_out(model: Any) -> tuple[Tensor, Tensor]:
     forward, cache = make_forward(model), make_cache(model.config, 8)
     forward(start, cache, 1)
     tree = make_branches(PARENTS, 2, forward.device)
-    found = forward([anchor, *nodes], cache, 0, tree)[1:]
+    found = forward([anchor, *nodes], cache, 0, tree=tree)[1:]
     expected = torch.empty_like(found)
     for path in PATHS:
         cache.rollback(len(start))
