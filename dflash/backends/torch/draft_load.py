@@ -230,7 +230,11 @@ def _head(
             return _as_callable(target.head, target.dtype)
         weight = target.embedding
     if weight is None:
-        weight = _borrowed_rows(target)[ids]
+        borrowed = _borrowed_rows(target)
+        if borrowed is None:  # packed: the whole head runs, and its rows are picked
+            packed = _as_callable(target.head, target.dtype)
+            return lambda hidden: packed(hidden)[:, ids]
+        weight = borrowed[ids]
     if tuple(weight.shape) != (rows, spec.hidden_size):
         raise WeightsError(
             f"the draft's lm_head.weight is {list(weight.shape)}, it must be "
@@ -247,18 +251,13 @@ def _tied(target: LoadedTarget) -> bool:
     return bool(getattr(target.config, "tie_word_embeddings", False))
 
 
-def _borrowed_rows(target: LoadedTarget) -> Tensor:
-    """The target head's matrix; a packed head no longer has it, a tied one is the embedding."""
+def _borrowed_rows(target: LoadedTarget) -> Tensor | None:
+    """The target head's matrix; None where it was packed, the embedding where the two are tied."""
     weight: Any = getattr(target.head, "weight", None)
     weight = weight if isinstance(weight, Tensor) else None  # a method in some quantised layers
     if weight is None and _tied(target):
         weight = target.embedding
-    if weight is None:
-        raise ConfigError(
-            "the draft uses some rows of the target's head, whose weights were packed; load with "
-            "pack_weights=False"
-        )
-    rows: Tensor = weight
+    rows: Tensor | None = weight
     return rows
 
 
