@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("xllamacpp")
 
 from dflash.backends.gguf import layout, open_pair  # noqa: E402 - after the checks
 from dflash.backends.gguf.library import library  # noqa: E402
+from dflash.backends.gguf.sidecar import read_sidecar  # noqa: E402
 from dflash.backends.gguf.taps import CallbackTaps, NativeTaps  # noqa: E402
 from dflash.backends.torch import open_pair as open_torch  # noqa: E402
 from dflash.config import GgufOptions, LoadConfig  # noqa: E402
@@ -256,18 +258,17 @@ def test_a_sidecar_drafts_as_torch_does_on_the_same_features(
 
 
 def _tell(theirs: Any, ours: Any, verdict: Any, rows: int) -> None:
-    from dataclasses import replace
-
     theirs.commit(verdict, rows)
     ours.commit(replace(verdict, features=verdict.features.numpy()), rows)
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("temperature", "path"), [(0.0, "walk"), (0.8, "walk"), (0.0, "best")])
 def test_a_whole_run_is_that_of_torch(
-    kind: str, temperature: float, files: dict[str, Path]
+    kind: str, temperature: float, path: str, files: dict[str, Path]
 ) -> None:
     options: Any = {"max_tokens": 40, "block_size": 6, "temperature": temperature, "seed": 3}
+    options["draft_path"] = path
     with Engine(pair(files, files[kind])) as engine:
         ours = engine.generate(PROMPT, **options)
     load = LoadConfig(str(files["target folder"]), str(files[f"{kind} folder"]), dtype="float32")
@@ -297,7 +298,21 @@ def test_a_least_probability_shortens_blocks_and_a_least_length_drops_them(
             with Engine(pair(files, files[kind], **options)) as engine:
                 found = engine.generate(PROMPT, max_tokens=30, block_size=6)
             drafted.append(found.stats.drafted)
+        with Engine(pair(files, files[kind])) as engine:  # a request can ask for it, too
+            found = engine.generate(PROMPT, max_tokens=30, block_size=6, draft_p_min=0.3)
+        assert found.stats.drafted == drafted[1]
         assert drafted[0] > drafted[1] >= drafted[2] == drafted[3] == 0
+
+
+def test_what_only_llama_cpps_own_server_drafts_with_is_sent_there(
+    files: dict[str, Path],
+) -> None:
+    header = read_header(files["v1"])
+    other = {**header.metadata, "general.architecture": "eagle3"}
+    with pytest.raises(CheckpointError, match="EAGLE-3 draft.*--engine llama-server"):
+        read_sidecar(replace(header, metadata=other))
+    with pytest.raises(ConfigError, match="prediction heads.*--engine llama-server"):
+        open_pair(LoadConfig(str(files["target"]), "mtp", backend="gguf"))
 
 
 @pytest.mark.parametrize("stored", ["F16", "BF16", "Q8_0", "Q4_0"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from dflash.backends.gguf.sidecar import Sidecar
 from dflash.core import noise
 from dflash.core.accept import draw
 from dflash.core.host import Drafted, propose
+from dflash.core.logits import changes_logits
 from dflash.core.noise import Stream
 from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Verdict
 
@@ -29,13 +31,19 @@ class GgufDraft:
     """DraftSession over one context of a sidecar."""
 
     def __init__(
-        self, opened: Callable[[], Context], sidecar: Sidecar, *, p_min: float = 0.0, n_min: int = 0
+        self,
+        opened: Callable[[int], Context],
+        capacity: int,
+        sidecar: Sidecar,
+        *,
+        p_min: float = 0.0,
+        n_min: int = 0,
     ) -> None:
-        """``p_min`` ends a block before a place whose likeliest token is less probable; a block
-        shorter than ``n_min`` is not proposed."""
-        self._opened, self._sidecar = opened, sidecar
+        """``opened`` makes a context for ``capacity`` tokens. ``p_min`` ends a block before a place
+        whose likeliest token is less probable; one shorter than ``n_min`` is not proposed."""
+        self._opened, self._capacity, self._sidecar = opened, capacity, sidecar
         self._p_min, self._n_min = p_min, n_min
-        self._context = opened()
+        self._context = opened(capacity)
         self._tokens: list[int] = []
         self._request = Request((), 0)
         self._absorbed = 0
@@ -93,12 +101,21 @@ class GgufDraft:
 
     def fork(self) -> GgufDraft:
         """An independent session with the same rows."""
-        twin = GgufDraft(self._opened, self._sidecar, p_min=self._p_min, n_min=self._n_min)
+        limits: Any = {"p_min": self._p_min, "n_min": self._n_min}
+        twin = GgufDraft(self._opened, self._capacity, self._sidecar, **limits)
         if self._absorbed:
             twin._context.restore(self._context.save())
         twin._tokens, twin._request = list(self._tokens), self._request
         twin._absorbed, twin._queue = self._absorbed, list(self._queue)
         return twin
+
+    def grow(self, capacity: int) -> None:
+        """Room for ``capacity`` tokens, in a larger context. Raises OutOfMemory."""
+        before, context = self._context, self._opened(capacity)
+        if self._absorbed:
+            context.restore(before.save())
+        self._context, self._capacity = context, capacity
+        before.close()
 
     def close(self) -> None:
         """Free the context; idempotent."""
@@ -118,6 +135,11 @@ class GgufDraft:
         forgotten = self._context.rollback(length)
         assert forgotten, "a draft's cache forgets by position"
 
+    @property
+    def _least(self) -> float:
+        """Probability under which a draft ends: the engine's setting, or the request's."""
+        return max(self._p_min, self._request.sampling.draft_p_min)
+
     def _output(self) -> list[int]:
         return self._tokens[len(self._request.prompt) :]
 
@@ -128,9 +150,11 @@ class GgufDraft:
             logits = logits * np.float32(self._sidecar.logit_scale)
             cap = np.float32(self._sidecar.softcap)
             logits = np.tanh(logits / cap) * cap if cap else logits
-        if self._p_min > 0:
-            sure = [1 / np.exp(row - row.max()).sum() >= self._p_min for row in logits]
+        if least := self._least:
+            sure = [1 / np.exp(row - row.max()).sum() >= least for row in logits]
             logits = logits[: sure.index(False)] if False in sure else logits
+        if self._request.sampling.draft_path == "best" and not changes_logits(self._request):
+            return Drafted(logits.argmax(axis=-1).tolist())  # places that look at no other
         return propose(logits, self._request, self._output())
 
     def _walk(self, rows: int) -> Drafted:
@@ -140,13 +164,15 @@ class GgufDraft:
             self._context.library.get_next(self._context.handle), rows + 1, self._sidecar.width
         )
         lattice = found[1:, : top + top * top].astype(np.float64)
+        if self._request.sampling.draft_path == "best":
+            return Drafted(_likeliest(lattice, top))
         choose, before = _Chooser(self._request, len(self._output())), 0
         tokens: list[int] = []
         q = np.zeros((rows, self._context.model.vocab_size)) if choose.keeps_q else None
         for place, row in enumerate(lattice):
             ids = row[:top].astype(np.int64)
             scores = row[top:].reshape(top, top)[before]
-            if self._p_min > 0 and 1 / np.exp(scores - scores.max()).sum() < self._p_min:
+            if 1 / np.exp(scores - scores.max()).sum() < self._least:
                 break
             weights = choose.weights(scores)
             before = choose(weights, ids, place)
@@ -154,6 +180,25 @@ class GgufDraft:
             if q is not None:
                 q[place, ids] = weights
         return Drafted(tokens, None if q is None else q[: len(tokens)])
+
+
+def _likeliest(lattice: NDArray[np.float64], top: int) -> list[int]:
+    """Tokens of the path whose steps, each a distribution, multiply to the most (Viterbi).
+
+    A row of ``lattice`` holds ids [top] and scores [top, top]: after each candidate of the place
+    before; the first place has one before it, the anchor.
+    """
+    scores = lattice[:, top:].reshape(-1, top, top)
+    scores = scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
+    total, back = scores[0, 0], list[NDArray[np.intp]]()
+    for edges in scores[1:]:
+        whole = total[:, None] + edges
+        back.append(whole.argmax(axis=0))
+        total = whole.max(axis=0)
+    places = [int(total.argmax())]
+    for arrows in reversed(back):
+        places.append(int(arrows[places[-1]]))
+    return [int(row[place]) for row, place in zip(lattice, reversed(places), strict=True)]
 
 
 class _Chooser:

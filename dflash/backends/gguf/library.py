@@ -113,7 +113,8 @@ class Library:
             raise MissingBackend(
                 f"the {PACKAGE} wheel for this platform does not export what the decode loop "
                 f"calls ({missing[0]} and {len(missing) - 1} more). Wheels for Linux and macOS "
-                "do; on Windows use WSL, or the torch backend (--backend torch)"
+                "do; on Windows use WSL, the torch backend (--backend torch), or llama.cpp's own "
+                "server, which drafts in a loop of its own (dflash serve --engine llama-server)"
             )
         check(self._handle, version)
         self._bind()

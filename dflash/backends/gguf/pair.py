@@ -10,12 +10,12 @@ from typing import Any, Self
 from dflash.backends.gguf.draft import GgufDraft
 from dflash.backends.gguf.library import library
 from dflash.backends.gguf.native import Context, Model
-from dflash.backends.gguf.sidecar import Sidecar, read_sidecar
+from dflash.backends.gguf.sidecar import OWN_SERVER, Sidecar, read_sidecar
 from dflash.backends.gguf.taps import Taps, make_taps
 from dflash.backends.gguf.target import GgufTarget
 from dflash.backends.gguf.tokenizer import GgufTokenizer
 from dflash.backends.gguf.validate import check_files, check_target
-from dflash.config import LoadConfig
+from dflash.config import MTP, LoadConfig
 from dflash.errors import ConfigError
 from dflash.gguf_file import Header, read_header
 from dflash.gguf_options import CACHE_TYPES, FLASH, gpu_layers
@@ -69,6 +69,11 @@ class GgufPair:
             raise ConfigError(
                 f"{given[0]} is not a setting of the gguf backend: a GGUF file says that itself"
             )
+        if load.draft == MTP:
+            raise ConfigError(
+                "multi-token prediction heads inside a target do not draft through this loop on "
+                f"llama.cpp; {OWN_SERVER}. Or --backend torch"
+            )
         if load.force_dflash:
             raise ConfigError(
                 "force_dflash needs a draft of another width, and llama.cpp runs a draft of the "
@@ -116,7 +121,7 @@ class GgufPair:
 
     def open_target(self, capacity: int) -> GgufTarget:
         """A session with room for ``capacity`` tokens. Raises OutOfMemory."""
-        return GgufTarget(lambda: self.open_context(capacity))
+        return GgufTarget(self.open_context, capacity)
 
     def open_context(self, capacity: int, taps: bool = True) -> tuple[Context, Taps]:
         """A context of the target with its taps; ``taps`` False leaves them out."""
@@ -136,7 +141,7 @@ class GgufPair:
         if sidecar is None:
             return []
         p_min, n_min = self._options.draft_p_min, self._options.draft_n_min
-        return [GgufDraft(lambda: self._draft_context(capacity), sidecar, p_min=p_min, n_min=n_min)]
+        return [GgufDraft(self._draft_context, capacity, sidecar, p_min=p_min, n_min=n_min)]
 
     def close(self) -> None:
         """Free the weights; idempotent. Sessions are closed first."""

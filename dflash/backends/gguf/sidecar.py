@@ -17,6 +17,7 @@ COUNTS = (
     "attention.head_count_kv",
 )
 DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+OWN_SERVER = "llama.cpp's own server drafts with others, too: dflash serve --engine llama-server"
 OTHER_METHODS = {
     "eagle3": "an EAGLE-3 draft",
     "dflash-draft": "in an older community format",
@@ -62,7 +63,7 @@ def read_sidecar(header: Header) -> Sidecar:
         what = OTHER_METHODS.get(header.architecture, f"a {header.architecture!r} model")
         raise CheckpointError(
             f"{file} is {what}, not a DFlash sidecar. The gguf backend drafts with DFlash and "
-            "DFlash2 sidecars (general.architecture dflash), or with --draft ngram"
+            f"DFlash2 sidecars (general.architecture dflash), or with --draft ngram; {OWN_SERVER}"
         )
     if "markov_w1.weight" in header.tensors or header.own("sample_from_anchor"):
         raise CheckpointError(

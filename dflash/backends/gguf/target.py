@@ -18,16 +18,17 @@ from dflash.core.host import Ruling, rule
 from dflash.core.types import Proposal, Request, Verdict
 from dflash.errors import WeightsError
 
-Open = Callable[[], tuple[Context, Taps]]
+Open = Callable[[int], tuple[Context, Taps]]
 
 
 class GgufTarget:
     """TargetSession over one context of a GGUF model."""
 
-    def __init__(self, opened: Open) -> None:
-        """``opened`` makes a context with its taps, here and for every fork."""
-        self._opened = opened
-        self._context, self._taps = opened()
+    def __init__(self, opened: Open, capacity: int) -> None:
+        """``opened`` makes a context for that many tokens with its taps: here, for every fork, and
+        when there is to be more room."""
+        self._opened, self._capacity = opened, capacity
+        self._context, self._taps = opened(capacity)
         self._tokens: list[int] = []
         self._cached = 0  # rows in the cache
         self._request = Request((), 0)
@@ -91,12 +92,20 @@ class GgufTarget:
 
     def fork(self) -> GgufTarget:
         """An independent session with a copy of the cache."""
-        twin = GgufTarget(self._opened)
+        twin = GgufTarget(self._opened, self._capacity)
         if self._cached:
             twin._context.restore(self._context.save())
         twin._tokens, twin._cached = list(self._tokens), self._cached
         twin._request = self._request
         return twin
+
+    def grow(self, capacity: int) -> None:
+        """Room for ``capacity`` tokens, in a larger context. Raises OutOfMemory."""
+        before, (context, taps) = self._context, self._opened(capacity)
+        if self._cached:
+            context.restore(before.save())
+        self._context, self._taps, self._capacity = context, taps, capacity
+        before.close()
 
     def close(self) -> None:
         """Free the context; idempotent."""

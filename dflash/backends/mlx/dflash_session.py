@@ -98,6 +98,9 @@ class DFlashSession:
         twin._tokens, twin._queue = list(self._tokens), list(self._queue)
         return twin
 
+    def grow(self, capacity: int) -> None:
+        """Nothing to do: caches make room as they fill."""
+
     def close(self) -> None:
         """Free everything; idempotent."""
         self._caches, self._queue, self._tokens, self._absorbed = [], [], [], 0

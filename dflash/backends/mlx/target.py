@@ -144,6 +144,9 @@ class MlxTargetSession:
         twin._states = dict(self._states)
         return twin
 
+    def grow(self, capacity: int) -> None:
+        """Nothing to do: caches make room as they fill."""
+
     def close(self) -> None:
         """Free the caches; idempotent."""
         self._caches = Caches(self._model, [])
