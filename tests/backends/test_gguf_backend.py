@@ -309,9 +309,9 @@ def test_what_only_llama_cpps_own_server_drafts_with_is_sent_there(
 ) -> None:
     header = read_header(files["v1"])
     other = {**header.metadata, "general.architecture": "eagle3"}
-    with pytest.raises(CheckpointError, match="EAGLE-3 draft.*--engine llama-server"):
+    with pytest.raises(CheckpointError, match=r"EAGLE-3 draft.*--engine llama-server"):
         read_sidecar(replace(header, metadata=other))
-    with pytest.raises(ConfigError, match="prediction heads.*--engine llama-server"):
+    with pytest.raises(ConfigError, match=r"prediction heads.*--engine llama-server"):
         open_pair(LoadConfig(str(files["target"]), "mtp", backend="gguf"))
 
 
