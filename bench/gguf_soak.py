@@ -1,7 +1,7 @@
 """Memory and descriptors over many requests, and over many times of loading and closing.
 
     python -m bench.gguf_soak --requests 1000 --cycles 50
-    python -m bench.gguf_soak --model tiny.gguf --draft tiny-draft.gguf --tokens 12
+    python -m bench.gguf_soak --target tiny.gguf --draft tiny-draft.gguf --tokens 12
 
 Requests differ in length and every fifth stream is left in the middle. The first tenth of each part
 is not counted: caches fill, allocators warm up. The bound is 2 %.
@@ -69,11 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = record.parser(__doc__, tokens=4, prompts=0)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--cycles", type=int, default=50)
-    parser.add_argument("--model", help="instead of the demo target")
-    parser.add_argument("--draft", help="instead of the demo draft")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
-    target = flags.model or str(gguf_files.target("q4_1"))
+    target = str(gguf_files.target("q4_1")) if flags.target == "demo" else flags.target
     draft = flags.draft or str(gguf_files.sidecar())
 
     def load() -> Any:

@@ -154,7 +154,7 @@ class GgufDraft:
             sure = [1 / np.exp(row - row.max()).sum() >= least for row in logits]
             logits = logits[: sure.index(False)] if False in sure else logits
         if self._request.sampling.draft_path == "best" and not changes_logits(self._request):
-            return Drafted(logits.argmax(axis=-1).tolist())  # places that look at no other
+            return Drafted([int(i) for i in logits.argmax(axis=-1)])  # places that look at no other
         return propose(logits, self._request, self._output())
 
     def _walk(self, rows: int) -> Drafted:
