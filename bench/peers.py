@@ -28,11 +28,12 @@ from dflash.bench.trial import Record
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- peers: start", "<!-- peers: end -->"
 BASE = "transformers"
-AGAINST = "ngram,transformers,transformers-dflash,prompt-lookup,reference-wheel,llama.cpp"
+AGAINST = "ngram,float16,transformers,transformers-dflash,prompt-lookup,reference-wheel,llama.cpp"
 NAMES = {
     "plain": "this package, plain",
     "auto": "this package, DFlash, `auto`",
     "ngram": "this package, look-up (`--draft ngram`)",
+    "float16": "this package, DFlash, `auto`, `--weights float16`",
     "transformers": "transformers `generate`",
     "transformers-dflash": "transformers, its own DFlash",
     "prompt-lookup": "transformers, prompt look-up",

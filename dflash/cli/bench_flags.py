@@ -68,8 +68,8 @@ Against = Annotated[
         RUN,
         "--against",
         metavar="A,B",
-        help="Other programs on the same prompts: ngram, transformers, transformers-dflash, "
-        "prompt-lookup, reference-wheel, llama.cpp.",
+        help="Other ways and programs on the same prompts: ngram, float16, transformers, "
+        "transformers-dflash, prompt-lookup, reference-wheel, llama.cpp.",
     ),
 ]
 Quick = Annotated[

@@ -117,6 +117,16 @@ def test_the_worker_is_told_of_the_pair_that_the_engine_holds(
     assert all(spec["ignore_eos"] and spec["eos"] == [0] for spec in told.values())
 
 
+def test_our_own_other_ways_are_arms_beside_the_pair(pair: tuple[Path, Path]) -> None:
+    with ExitStack() as stack:
+        engine = stack.enter_context(dflash.load(str(pair[0]), str(pair[1]), profile=False))
+        arms = open_peers(stack, ["ngram", "float16"], engine, {"ignore_eos": True}, lambda _: None)
+        found = {name: arm(Ask((), (1, 2, 3)), 6) for name, arm in arms.items()}
+        plain = engine.generate([1, 2, 3], max_tokens=6, ignore_eos=True, block_size=1)
+    assert found["ngram"].ids == plain.token_ids
+    assert len(found["float16"].ids) == 6
+
+
 @pytest.mark.demo
 def test_llama_cpp_answers_on_the_demo_target() -> None:
     pytest.importorskip("xllamacpp")

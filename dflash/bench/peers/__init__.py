@@ -19,8 +19,10 @@ from dflash.engine import Engine, load
 from dflash.errors import ConfigError, MissingBackend
 
 Spec = dict[str, Any]  # what a worker is told
+FLOAT16 = "float16"
 NAMES = (
     NGRAM,
+    FLOAT16,
     "transformers",
     "transformers-dflash",
     "prompt-lookup",
@@ -51,7 +53,11 @@ def open_peers(
     for name in names:
         say(f"starting {name} ...")
         if name == NGRAM:
-            found[name] = _ngram(stack, engine, sampling)
+            found[name] = _ours(stack, engine, sampling, draft=NGRAM)
+            continue
+        if name == FLOAT16:
+            draft = engine.pair.draft_name or "none"
+            found[name] = _ours(stack, engine, sampling, draft=draft, weights=FLOAT16)
             continue
         for arm, python, told in _workers(name, engine):
             told |= {"ignore_eos": bool(sampling.get("ignore_eos"))}
@@ -59,12 +65,14 @@ def open_peers(
     return found
 
 
-def _ngram(stack: ExitStack, engine: Engine, sampling: Mapping[str, Any]) -> Contestant:
-    """Our own look-up, on the same target loaded once more."""
-    options: Any = {"profile": False}
+def _ours(
+    stack: ExitStack, engine: Engine, sampling: Mapping[str, Any], draft: str, **more: Any
+) -> Contestant:
+    """Our own auto with another draft or other weights, on the same target loaded once more."""
+    options: Any = {"profile": False, "draft": draft, **more}
     if "dtype" in engine.pair.runs_on():
         options["dtype"] = engine.pair.runs_on()["dtype"]
-    other = stack.enter_context(load(engine.pair.target_name, NGRAM, **options))
+    other = stack.enter_context(load(engine.pair.target_name, **options))
     return on_ids(engine_arm(other, "auto", **sampling))
 
 
