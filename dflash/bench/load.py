@@ -17,7 +17,6 @@ from typing import Any
 
 from dflash.bench.arms import in_turn
 from dflash.bench.counters import Counters
-from dflash.bench.paired import Ratio, compared
 from dflash.bench.prompts import Conversation
 from dflash.bench.trial import Course, Journal, Record
 from dflash.results import Chunk
@@ -46,7 +45,6 @@ class Load:
     tokens: int
     seconds: float  # by the wall clock
     counters: Counters | None = None  # of a server, between beginning and end; other clients count
-    speedup: Ratio | None = None  # throughput over the baseline's
 
     @property
     def rate(self) -> float:
@@ -57,14 +55,11 @@ class Load:
         """Counts and the throughput."""
         counted = None if self.counters is None else self.counters.to_json()
         plain = {"requests": self.requests, "tokens": self.tokens, "seconds": self.seconds}
-        over = self.speedup
-        gain = None if over is None else {"value": over.value, "low": over.low, "high": over.high}
-        return {**plain, "throughput": self.rate, "counters": counted, "speedup": gain}
+        return {**plain, "throughput": self.rate, "counters": counted}
 
     def note(self, arm: str, concurrency: int) -> str:
         """One line for the reader."""
-        gain = "" if self.speedup is None else f", {self.speedup}x the baseline"
-        text = f"{arm}: {self.rate:.1f} tokens/s at concurrency {concurrency}{gain}"
+        text = f"{arm}: {self.rate:.1f} tokens/s at concurrency {concurrency}"
         if self.counters is None:
             return text
         counted = self.counters.to_json()
@@ -98,15 +93,14 @@ def measure(
     return walls
 
 
-def loads(walls: Walls, base: str) -> dict[str, Load]:
-    """The sums of each arm, and its throughput over that of ``base``."""
+def loads(walls: Walls) -> dict[str, Load]:
+    """The sums of each arm."""
     found = {}
     for arm, mine in walls.items():
         found[arm] = Load(
             requests=sum(one.requests for one in mine),
             tokens=sum(one.tokens for one in mine),
             seconds=sum(one.decode for one in mine),
-            speedup=None if arm == base else compared([walls], arm, base, per_token=True),
         )
     return found
 

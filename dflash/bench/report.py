@@ -73,7 +73,7 @@ def build(material: Material) -> tuple[dict[str, Any], Advice]:
 
 
 def _loads(material: Material) -> dict[str, Any]:
-    found = {} if material.walls is None else loads(material.walls, material.base)
+    found = {} if material.walls is None else loads(material.walls)
     return {arm: load.to_json() for arm, load in found.items()}
 
 

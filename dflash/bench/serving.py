@@ -9,7 +9,7 @@ from typing import Any
 from dflash.bench import report, sheet
 from dflash.bench.advice import Advice
 from dflash.bench.counters import Counters
-from dflash.bench.load import Load, loads, measure
+from dflash.bench.load import Load, Walls, loads, measure
 from dflash.bench.prompts import Conversation
 from dflash.bench.remote import Server
 from dflash.bench.session import Say, Settings, finish, save
@@ -38,7 +38,7 @@ def run(
             say("warming up ...")
             course.warm_up(conversations[0], settings.warmup)
             before = {arm: server.counters() for arm, server in servers.items()}
-        done = _measure(course, conversations, settings, journal, say)
+        done, walls = _measure(course, conversations, settings, journal, say)
         records = list(journal.records.values())
     after = {arm: server.counters() for arm, server in servers.items()}
     done = {
@@ -54,6 +54,7 @@ def run(
         sheet=facts,
         pair={"target": next(iter(servers.values())).model, **names},
         settings=settings.told(),
+        walls=walls,
         notes=[load.note(arm, settings.concurrency) for arm, load in done.items()],
     )
     made, advice = finish(material, None)
@@ -75,11 +76,11 @@ def _measure(
     settings: Settings,
     journal: Journal,
     say: Say,
-) -> dict[str, Load]:
-    """What each arm did, its counters left out."""
+) -> tuple[dict[str, Load], Walls | None]:
+    """What each arm did, its counters left out; and its repeats, where several ran at a time."""
     if settings.concurrency > 1:
         walls = measure(course, conversations, settings.concurrency, journal, say)
-        return loads(walls, next(iter(course.contestants)))
+        return loads(walls), walls
     for number, _ in enumerate(course.run(conversations, journal), 1):
         say(f"{number} of {len(conversations)}")
     found = {}
@@ -87,7 +88,7 @@ def _measure(
         mine = [r for r in journal.records.values() if r.key.arm == arm]
         seconds = sum(map(_spent, mine))
         found[arm] = Load(len(mine), sum(r.outcome.tokens for r in mine), seconds)
-    return found
+    return found, None
 
 
 def _between(before: Counters | None, after: Counters | None) -> Counters | None:

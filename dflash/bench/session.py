@@ -182,7 +182,7 @@ def _measure(
         course.warm_up(conversations[0], settings.warmup)
     if settings.concurrency > 1:
         walls = measure(course, conversations, settings.concurrency, journal, say)
-        found = loads(walls, PLAIN)
+        found = loads(walls)
         return [load.note(arm, settings.concurrency) for arm, load in found.items()], walls
     too_long = 0
     for number, done in enumerate(course.run(conversations, journal), 1):

@@ -137,6 +137,7 @@ def serve(
         drain_seconds=drain_seconds,
         log_prompts=log_prompts,
     )
+    package.check_address(config)
     if not config.only_here and not config.api_keys:
         note("reachable from other machines, and no key is asked for: --api-key-file names some")
     _log_requests()

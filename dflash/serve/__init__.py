@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dflash.serve.app import create_app
     from dflash.serve.config import ServeConfig
-    from dflash.serve.run import serve
+    from dflash.serve.run import check_address, serve
 
 _HOME = {
     "ServeConfig": "dflash.serve.config",
+    "check_address": "dflash.serve.run",
     "create_app": "dflash.serve.app",
     "serve": "dflash.serve.run",
 }
 
-__all__ = ["ServeConfig", "create_app", "serve"]
+__all__ = ["ServeConfig", "check_address", "create_app", "serve"]
 
 
 def __getattr__(name: str) -> Any:

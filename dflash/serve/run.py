@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -11,6 +12,7 @@ import uvicorn
 from sse_starlette.sse import AppStatus
 
 from dflash.engine import Engine
+from dflash.errors import ConfigError
 from dflash.serve.app import app_of
 from dflash.serve.config import ServeConfig
 from dflash.serve.server import Server
@@ -72,6 +74,24 @@ class Runner(uvicorn.Server):
         await asyncio.to_thread(worker.stop)
 
 
+def check_address(config: ServeConfig) -> None:
+    """Raise ConfigError where nobody can listen: better now than after a model is loaded."""
+    try:
+        found = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(address)
+    except (OSError, UnicodeError) as problem:  # a host may be no name at all
+        why = (getattr(problem, "strerror", None) or str(problem)).lower()
+        raise ConfigError(
+            f"cannot listen at {config.host}, port {config.port}: {why}. Choose another --port "
+            "(0 = any free one) or --host"
+        ) from problem
+
+
 def serve(
     engine: Engine,
     config: ServeConfig | None = None,
@@ -84,6 +104,7 @@ def serve(
     ``ready`` is told the address once requests are taken. Raises ConfigError where the address
     cannot be listened at.
     """
+    check_address(config or ServeConfig())
     AppStatus.enable_automatic_graceful_drain = False  # streams end when their requests do
     assert threading.current_thread() is threading.main_thread(), "signals reach the main thread"
     Runner(Server(engine, config or ServeConfig(), no_draft), ready).run()

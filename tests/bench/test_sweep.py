@@ -40,6 +40,7 @@ def test_the_fastest_block_is_found_and_the_slow_ones_run_less() -> None:
     found = sweep(bench.arms, PROMPTS, 32, 1000.0, bench.clock)
     assert (found.block_size, found.stopped) == (4, "decided")
     assert found.speedup is not None and found.speedup.value == pytest.approx(1 / 0.55)
+    assert found.speedup.low == found.speedup.high, "all texts gain the same"
     assert bench.ran[8] == 3 and bench.ran[4] > bench.ran[2] >= 3
     assert len(found.heats[0].kept) == 2
 
@@ -84,3 +85,15 @@ def test_candidates_end_at_the_drafts_own_size() -> None:
     assert candidates(8) == [2, 3, 4, 5, 6, 8]
     assert candidates(15)[-2:] == [12, 15]
     assert next(count(1)) not in candidates(8), "plain decoding always runs"
+
+
+def test_the_interval_of_a_sweep_is_over_its_texts() -> None:
+    bench = Bench({1: 1.0, 4: 0.5})
+
+    def uneven(prompt: Sequence[int], tokens: int) -> Run:
+        run = bench.arms[4](prompt, tokens)
+        return Run(run.ids, run.first, 0.0, 0.4 if prompt[0] % 2 else 0.6)
+
+    found = sweep({1: bench.arms[1], 4: uneven}, PROMPTS, 32, 1000.0, bench.clock)
+    assert found.speedup is not None
+    assert found.speedup.low < found.speedup.value < found.speedup.high

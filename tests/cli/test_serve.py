@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.extend((engine.pair.draft_name, config, why))
 
     monkeypatch.setattr(dflash.serve, "serve", serve)
+    monkeypatch.setattr(dflash.serve, "check_address", lambda _: None)  # port 8000 may be taken
     return found
 
 
@@ -96,3 +98,19 @@ def test_a_draft_that_cannot_be_loaded_is_an_error_unless_told(started: list[Any
     said = run(*flags, "--allow-fallback")
     assert said.code == 0 and "draft: off" in said.err
     assert started[0] is None and "could not be loaded" in started[2]
+
+
+def test_a_port_that_is_taken_is_one_error_before_any_loading() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = run("serve", "--model", "no/such-model", "--port", port)
+    assert found.code == 2
+    assert f"cannot listen at 127.0.0.1, port {port}: address already in use" in found.err
+    assert "--port" in found.err and len(found.err.splitlines()) == 1
+
+
+def test_a_host_that_is_none_is_one_error() -> None:
+    found = run("serve", "--model", "toy", "--host", "no such host")
+    assert found.code == 2 and "cannot listen at no such host" in found.err
