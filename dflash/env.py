@@ -1,6 +1,6 @@
 """The only reader of environment variables.
 
-DFLASH_CACHE        folder for downloads and converted weights
+DFLASH_CACHE        folder for downloads, converted weights and what earlier starts found out
 DFLASH_BLOCK_SIZE   block size (anchor included) or "auto", below the command line in precedence
 DFLASH_API_KEY      a key that clients of ``dflash serve`` must send
 CI                  plain output, no progress animation
