@@ -37,15 +37,18 @@ SEEN = re.compile(r"(\w+) '([^']+)' (\d{3}) ")  # a line of the server's log
 SPARE = 60  # seconds beyond its own time that a run may take to say what it found
 
 
-def command(address: str, seconds: float, seed: int) -> list[str]:
-    """schemathesis on the server at ``address``, for about so long. Exits where there is none."""
+def command(address: str, seconds: float, seed: int, patience: int = 60) -> list[str]:
+    """schemathesis on the server at ``address``, for about so long. Exits where there is none.
+
+    ``patience``: seconds for one answer.
+    """
     program = shutil.which("schemathesis", path=str(HOME)) or shutil.which("schemathesis")
     if program is None:
         raise SystemExit("there is no schemathesis here: make fuzz installs it into .venv-fuzz")
     return [
         *(program, f"--config-file={CONFIG}", "run"),
         *(f"{address}/openapi.json", "--max-time", f"{max(1, round(seconds))}"),
-        *("--seed", f"{seed}", "--request-timeout", "60"),
+        *("--seed", f"{seed}", "--request-timeout", f"{patience}"),
     ]
 
 

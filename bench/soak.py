@@ -240,7 +240,7 @@ async def run(flags: Namespace, server: subprocess.Popen[str], address: str) -> 
 async def fuzzed(address: str, seconds: float, rate: float) -> tuple[int, str]:
     """schemathesis over the OpenAPI document for so long: its exit status and last words."""
     process = await asyncio.create_subprocess_exec(
-        *fuzz.command(address, seconds, seed=0),
+        *fuzz.command(address, seconds, seed=0, patience=PATIENCE),
         *("--rate-limit", f"{rate:g}/s"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
