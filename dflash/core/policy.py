@@ -181,7 +181,7 @@ class Adaptive:
             for nodes in (n for n in self._trees if most < n <= outlooks[draft].tree):
                 cost = self._costs.cost(draft, nodes)
                 if cost <= room[draft]:
-                    more = self._profile.lift(draft).more(nodes, most)
+                    more = self._profile.lift(draft).more(nodes)
                     gain = survival.committed(most, more)[most]
                     speeds[draft, nodes] = gain * self._costs.plain() / cost
         return speeds
@@ -205,8 +205,8 @@ class Adaptive:
         survival, more = self._survival_of(draft, grade), 0.0
         if step.plan.is_tree and step.verdict.drafted > judged:
             lift = self._profile.lift(draft)
-            more = lift.more(step.verdict.drafted, judged)
-            lift.add(survival.chances(judged), kept, 1 - judged / step.verdict.drafted)
+            more = lift.more(step.verdict.drafted)
+            lift.add(survival.chances(judged), kept, step.verdict.drafted)
         survival.add(judged, kept, more)
         self._profile.usual(draft, grade).add(judged, kept, more)
         if self.state is State.FALLBACK:

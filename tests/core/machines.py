@@ -107,7 +107,7 @@ class Simulation:
             while accepted < plan.depth:
                 chance = self.chances(said + accepted, accepted)
                 if plan.is_tree and chance:
-                    chance += self.lift * (1 - plan.depth / plan.rows) * (1 - chance)
+                    chance += self.lift * (1 - (3 / plan.rows) ** 0.5) * (1 - chance)
                 if luck[said][accepted] >= chance:
                     break
                 accepted += 1
