@@ -77,7 +77,7 @@ def test_it_is_near_the_best_fixed_block_and_never_slower_than_plain(
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-@pytest.mark.parametrize("lift", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("lift", [0.0, 0.5])
 def test_trees_are_taken_where_they_pay(machine: Machine, lift: float) -> None:
     """A tenth or so from the best of chains, trees and plain steps, whatever trees bring."""
     for name in ("nothing accepted", "chat", "a good draft"):
