@@ -158,6 +158,12 @@ def why_not(dtype: torch.dtype, device: torch.device) -> str:
 
 
 @cache
+def _why_not(dtype: torch.dtype, device: torch.device, _with: object) -> str:
+    """`why_not`, tried once a process and form of `_pack`: a model is packed layer by layer."""
+    return why_not(dtype, device)
+
+
+@cache
 def why_not_narrow(
     form: str, dtype: torch.dtype = torch.float32, device: torch.device = CPU
 ) -> str:
@@ -198,7 +204,7 @@ def pack_model(model: Any, look: Look | None = None, weights: str | None = None)
         return PackReport(reason="the model has no plain linear layers")
     weight = model.get_submodule(names[0]).weight
     dtype, device = weight.dtype, weight.device
-    reason = why_not_narrow(weights, dtype, device) if weights else why_not(dtype, device)
+    reason = why_not_narrow(weights, dtype, device) if weights else _why_not(dtype, device, _pack)
     if reason and weights:
         raise ConfigError(f"--weights {weights} cannot be had on this {device.type}: {reason}")
     if reason:
