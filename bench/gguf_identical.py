@@ -62,7 +62,8 @@ def compare(kind: str, flags: Any) -> dict[str, Any]:
             own = reference(pair, ids, flags.tokens)
             total += len(own)
             for name, size in ARMS.items():
-                found = engine.generate(ids, max_tokens=flags.tokens, block_size=size).token_ids
+                asked: Any = {"max_tokens": flags.tokens, "block_size": size, "reuse": False}
+                found = engine.generate(ids, **asked).token_ids
                 place = divergence(found, own)
                 texts[name] += place is None
                 if place is not None:
