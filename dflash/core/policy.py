@@ -141,7 +141,7 @@ class Adaptive:
         best = max(options, key=options.__getitem__)
         if options[best] <= _WORTH_IT:
             self._fall_back("no block looked faster than a plain step")
-            return best if self._due(*best) else (0, 0)
+            return best if self._due(best, able[best[0]]) else (0, 0)
         self.state = State.SPECULATING
         self._stale += 1
         if self._stale > _REFRESH * (1 + 16 * max(0.0, options[best] - 1)):
@@ -151,10 +151,17 @@ class Adaptive:
     def _fall_back(self, reason: str) -> None:
         self.state, self.fallback_reason = State.FALLBACK, reason
 
-    def _due(self, draft: int, rows: int) -> bool:
-        """Whether it is time for a probe: the dearer and the more in vain, the rarer."""
-        loss = self._costs.cost(draft, rows) / self._costs.plain() - 1
-        return self._again or self._plain_run >= self._patience * loss
+    def _due(self, probe: tuple[int, int], most: int) -> bool:
+        """Whether it is time for a probe: the dearer and the more in vain, the rarer.
+
+        Rarer still where even drafts that are always right would hardly pay.
+        """
+        costs = self._costs.curve(probe[0], most)
+        loss = self._costs.cost(*probe) / costs[0] - 1
+        hope = max((rows + 1) * costs[0] / costs[rows] for rows in range(1, most + 1)) - 1
+        if self._again or hope <= 0:
+            return self._again
+        return self._plain_run >= self._patience * loss / min(1.0, hope)
 
     def _speeds(
         self,

@@ -190,6 +190,21 @@ class TestSteps:
         assert 4 < len(probes) < 14
         assert gaps[-1] > 3 * gaps[0]
 
+    def test_probes_are_rarer_still_where_even_perfect_drafts_would_hardly_pay(self) -> None:
+        def probes(block: int) -> int:
+            profile = Profile([0.0])
+            for rows, ns in ((0, 100), (7, block)):
+                profile.costs.add(0, rows, ns)
+            policy, tried = Adaptive(8, profile), 0
+            for _ in range(300):
+                plan = policy.plan(9, [Outlook(7)])
+                tried += plan.rows > 0
+                policy.observe(played(plan, 0, 100 + round((block - 100) * plan.rows / 7)))
+            return tried
+
+        assert probes(300) >= 3 > 1 >= probes(720)
+        assert probes(900) == 0, "not even eight tokens would pay for that block"
+
     def test_it_ends_done(self) -> None:
         policy = self.ready()
         plan = policy.plan(99, [Outlook(7)])
