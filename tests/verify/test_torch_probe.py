@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dflash  # noqa: E402 - after the check for torch
+from dflash.backends.torch.probe import TorchProbe  # noqa: E402
 from dflash.engine import Engine  # noqa: E402
 from dflash.verify.compare import Comparison, outcomes  # noqa: E402
 from dflash.verify.gap import Judge  # noqa: E402
@@ -49,6 +51,15 @@ def test_logits_are_those_of_the_last_row(probe: Probe, model: Any) -> None:
             row = model(torch.tensor([prefix])).logits[0, -1]
         assert probe.logits(prefix) == pytest.approx(row.numpy(), abs=1e-4)
     assert probe.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"), [("int8", "bfloat16"), ("bfloat16", "bfloat16"), ("float16", "float32")]
+)
+def test_ties_are_of_the_format_that_activations_are_rounded_to(weights: str, dtype: str) -> None:
+    target = SimpleNamespace(weights=weights, dtype=torch.float32)
+    pair: Any = SimpleNamespace(target=target)
+    assert TorchProbe(pair).dtype == dtype
 
 
 def test_a_variant_shares_the_weights_and_reads_the_config_otherwise(

@@ -32,7 +32,9 @@ class TorchProbe:
 
     @property
     def dtype(self) -> str:
-        """Number format of the target's logits."""
+        """Number format that the target's activations are rounded to."""
+        if self._pair.target.weights in ("bfloat16", "int8"):  # float16 leaves them in float32
+            return "bfloat16"
         return str(self._pair.target.dtype).removeprefix("torch.")
 
     @property
