@@ -53,10 +53,13 @@ def test_what_would_be_ignored_is_refused(flags: tuple[Any, ...], words: str) ->
 @pytest.mark.torch
 def test_llama_cpp_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xllamacpp")
+    from dflash.backends.gguf.library import library
     from dflash.backends.gguf.pair import GgufPair
     from tests.backends.tiny import tiny_target, tiny_tokenizer
     from tests.backends.tiny_gguf import write_gguf
 
+    ours = library()
+    ours.llama_log_set(type(ours._log)(), None)  # as servers of the wheel do in the same process
     target = write_gguf(tmp_path / "target.gguf", tiny_target("llama"), tiny_tokenizer())
     odd = run("generate", "hi", "--model", target, "--backend", "gguf", "--cache-type-v", "q8_0")
     assert odd.code == 2 and "does not divide" in odd.err

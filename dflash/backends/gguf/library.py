@@ -133,6 +133,7 @@ class Library:
     @contextmanager
     def listening(self) -> Iterator[list[str]]:
         """Errors that the library logs meanwhile."""
+        self.llama_log_set(self._log, None)  # the wheel's own server takes it away
         self.lines.clear()
         errors: list[str] = []
         self._errors = errors
