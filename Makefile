@@ -1,7 +1,7 @@
 # Few verbs; CI calls only these. `make demo` and `make test` need nothing but Python 3.11 to 3.13.
 #
 #   make demo            answer a prompt with the demo pair, show drafted and accepted tokens, compare
-#   make test            the test suite (CPU, one thread, no network)
+#   make test            the test suite (CPU, two processes of one thread, no network)
 #   make test-all        the same with the tests that need the demo target (fetched once, cached)
 #   make test-browser    the page at / in a real browser (needs chromium)
 #   make test-ray        our engine on two replicas of Ray Serve (makes .venv-ray)
@@ -39,6 +39,8 @@ READY := $(VENV)/.installed
 endif
 
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# processes that share the test files; one thread each
+WORKERS ?= 2
 
 .PHONY: bench peers demo test test-all test-browser test-ray fuzz check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram profile demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
@@ -51,7 +53,7 @@ demo: $(READY)
 	@$(PY) -m dflash generate "How do rainbows form?" --show-drafts --compare --max-tokens 128 $(ARGS)
 
 test: $(READY)
-	$(ONE_THREAD) $(PY) -m pytest -m "not demo and not gpu and not network and not browser and not ray" $(ARGS)
+	$(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not demo and not gpu and not network and not browser and not ray" $(ARGS)
 
 test-all: $(READY)
 	$(ONE_THREAD) $(PY) -m pytest -m "not gpu and not browser and not ray" $(ARGS)
