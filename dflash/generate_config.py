@@ -15,6 +15,8 @@ BlockSize = int | Literal["auto"] | None
 DraftTree = int | Literal["auto"]
 RULES = ("match", "rejection", "block")
 PATHS = ("walk", "best")
+PLAIN = {"block_size": 1, "draft_tokens": None, "min_acceptance_rate": None, "draft_tree": 0}
+"""What makes any options those of plain decoding: the other side of a comparison."""
 DRAFT_TOKENS = 4  # of a block with a least acceptance rate, where no size was asked for
 
 

@@ -91,11 +91,13 @@ def _insist_on_home(config: LoadConfig, backend: str) -> None:
     """Raise ConfigError for a setting that ``backend`` would not look at."""
     given = {
         "draft_bits": ("mlx", config.draft_bits is not None),
+        "weights": ("torch", config.weights is not None),
         "gguf": ("gguf", config.gguf != GgufOptions()),
     }
     for name, (home, said) in given.items():
         if said and backend != home:
-            what = "settings of llama.cpp are" if name == "gguf" else f"{name} is"
+            what = {"gguf": "settings of llama.cpp are", "weights": "weights are"}.get(name)
+            what = what or f"{name} is"
             raise ConfigError(
                 f"{what} for the {home} backend, and this pair runs on {backend}: leave them out, "
                 f"or add --backend {home}"

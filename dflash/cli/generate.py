@@ -26,13 +26,13 @@ from dflash.cli.output import (
 )
 from dflash.config import NO_DRAFT
 from dflash.errors import ConfigError
+from dflash.generate_config import PLAIN
 from dflash.results import joined
 
 if TYPE_CHECKING:
     from dflash.engine import Engine
     from dflash.results import Chunk, Generation
 
-PLAIN = {"block_size": 1, "draft_tokens": None, "min_acceptance_rate": None}
 WARM_UP = 16  # tokens; the first rounds of a process pay for allocations and lazy loading
 
 

@@ -40,7 +40,14 @@ def sweep(
         if native is None:
             raise ConfigError("there is no draft to sweep: name one (--draft)")
         asked = f.block_sizes(block_sizes) or halving.candidates(native)
+        if max_tokens < 2:
+            raise ConfigError("a sweep times what follows the first token: --max-tokens 2 or more")
         sizes = sorted({1, *(size for size in asked if isinstance(size, int) and size <= native)})
+        if sizes == [1]:
+            raise ConfigError(
+                f"no block size to compare with plain decoding: the draft's own is {native}, so "
+                f"name some from 2 to {native} (--block-sizes)"
+            )
         arms = {size: engine_arm(engine, size) for size in sizes}
         asks = [engine.encode(c.turns[0]) for c in conversations]
         status(f"block sizes {', '.join(map(str, sizes))}, up to {seconds:.0f} s ...")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dflash.verify.prompts import Prompt
     from dflash.verify.sampling import Audit
 
-BIASED = "biased samples"
+LOSSLESS, BIASED = "lossless", "biased samples"
+UNTESTED = "samples not tested: only one token was ever possible, so choose another prompt"
 DIFFERS = 1  # exit status
 
 Prompts = Annotated[
@@ -80,6 +81,8 @@ def verify(
         comparison = _compare(engine, texts, settings, aloud=not json)
         audits = _sample(engine, texts[0], settings, samples) if sampling else []
     verdict = comparison.verdict if all(audit.passed for audit in audits) else BIASED
+    if verdict == LOSSLESS and audits and not any(audit.freedom for audit in audits):
+        verdict = UNTESTED
     result = {**comparison.to_json(), "verdict": verdict}
     if sampling:
         result["sampling"] = [audit.to_json() for audit in audits]
@@ -88,7 +91,7 @@ def verify(
     else:
         for line in _conclusion(comparison, audits, verdict):
             typer.echo(line)
-    raise typer.Exit(0 if verdict == "lossless" else DIFFERS)
+    raise typer.Exit(0 if verdict == LOSSLESS else DIFFERS)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:

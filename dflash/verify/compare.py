@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 from dflash.engine import Engine
+from dflash.generate_config import PLAIN
 from dflash.results import Generation
 
 ENDED = -1  # stands for a token where a text had ended
@@ -141,7 +142,7 @@ def outcomes(
     template = {name: apart.pop(name) for name in ("chat_template", "system") if name in apart}
     for prompt in prompts:
         ids = engine.encode(prompt.text, **template)
-        plain = engine.generate(ids, **{**apart, "block_size": 1, "draft_tokens": None})
+        plain = engine.generate(ids, **{**apart, **PLAIN})
         yield judged(prompt.id, ids, (plain, engine.generate(ids, **apart)), gap)
 
 

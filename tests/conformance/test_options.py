@@ -12,6 +12,7 @@ import pytest
 from dflash.core.logits import logprob
 from dflash.core.types import Request, Sampling
 from dflash.engine import Engine
+from dflash.errors import ConfigError
 from tests.conformance.backends import SCRIPTS, SOMETIMES, Backend, Own, Scripted
 from tests.conformance.entries import Call, Entry
 from tests.conformance.grid import compare
@@ -189,3 +190,12 @@ def test_blocks_of_random_options_and_drafts(backend: Backend) -> None:
                 prompt, max_tokens=30, block_size=rng.randint(2, 12), seed=5, **options
             )
         assert list(found.token_ids) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_options_that_leave_no_token_are_one_error(backend: Backend, temperature: float) -> None:
+    with Engine(Scripted(backend, SOMETIMES)) as engine:
+        options: Any = {"temperature": temperature, "seed": 3, "block_size": 4, "max_tokens": 8}
+        nothing = [[token] for token in range(engine.pair.vocab_size)]
+        with pytest.raises(ConfigError, match="leave no token to choose"):
+            engine.generate(PROMPT, bad_words=nothing, **options)

@@ -23,7 +23,7 @@ from dflash.gguf_options import CACHE_TYPES, FLASH, gpu_layers
 ROOM = 32  # cache rows past the capacity: one block may be written there and rolled back
 DRAFT_BATCH = 128  # rows of features taken in at once
 SMALL = 32  # tokens of the context that only lends the target's tables to drafts
-TORCH_ONLY = ("dtype", "weights", "draft_dtype", "draft_sliding_window_size", "taps")
+TORCH_ONLY = ("dtype", "draft_dtype", "draft_sliding_window_size", "taps")
 
 
 class GgufPair:

@@ -124,7 +124,8 @@ def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     if 0 < sampling.top_k < scores.shape[-1]:
         least = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
-    scores = scores.log_softmax(dim=-1)
+    nothing = scores.amax(dim=-1, keepdim=True) == -torch.inf  # all forbidden: not a broken row
+    scores = scores.log_softmax(dim=-1).masked_fill(nothing, -torch.inf)
     if sampling.top_p < 1.0:
         ordered, order = scores.sort(dim=-1, descending=True, stable=True)
         mass = ordered.exp()
