@@ -179,7 +179,7 @@ def test_a_sidecar_asks_for_its_target_and_a_name(target: Path, tmp_path: Path) 
     ):
         with pytest.raises(ConfigError, match=words):
             convert(folder, **options)
-    with pytest.raises(CheckpointError, match="no DFlash or DFlash2 sidecar"):
+    with pytest.raises(CheckpointError, match="no DFlash, DFlash2 or EAGLE-3 file"):
         convert(target, "hf", tmp_path / "y")
 
 
