@@ -11,17 +11,23 @@ from dflash.drafts.spec import read_spec
 from dflash.errors import ConfigError
 
 
-def lock(draft: str | None, block_size: int) -> Path:
-    """Set ``default_block_size`` in the draft's config.json; its native ``block_size`` stays.
-
-    Raises ConfigError when the draft is no local folder, cannot be written, or is smaller.
-    """
+def config_of(draft: str | None) -> Path:
+    """The draft's config.json. Raises ConfigError when the draft is no local folder."""
     place = None if draft is None else Path(draft).expanduser() / "config.json"
     if place is None or not place.is_file():
         raise ConfigError(
             f"--write-config needs a draft in a local folder, and {draft} is none: download it "
             "first, or pass --block-size where you use it"
         )
+    return place
+
+
+def lock(draft: str | None, block_size: int) -> Path:
+    """Set ``default_block_size`` in the draft's config.json; its native ``block_size`` stays.
+
+    Raises ConfigError when the draft is no local folder, cannot be written, or is smaller.
+    """
+    place = config_of(draft)
     native = read_spec(place.parent).block_size
     if block_size > native:
         raise ConfigError(f"block size {block_size} is more than the draft's native {native}")

@@ -33,6 +33,7 @@ def sweep(
     given = {**flat(locals()), "system": None, "no_chat_template": False, "enable_thinking": None}
     from dflash.bench import sweep as halving
     from dflash.bench.arms import engine_arm
+    from dflash.bench.lock import config_of
 
     conversations = f.conversations(given)
     with open_engine({**given, "no_profile": True}) as engine:
@@ -40,6 +41,10 @@ def sweep(
         if native is None:
             raise ConfigError("there is no draft to sweep: name one (--draft)")
         asked = f.block_sizes(block_sizes) or halving.candidates(native)
+        if write_config:
+            config_of(engine.pair.draft_name)  # before the minutes, not after them
+        if not seconds > 0:
+            raise ConfigError(f"--seconds must be above 0, got {seconds:g}")
         if max_tokens < 2:
             raise ConfigError("a sweep times what follows the first token: --max-tokens 2 or more")
         sizes = sorted({1, *(size for size in asked if isinstance(size, int) and size <= native)})
