@@ -117,15 +117,14 @@ def read(place: Path, found: str) -> Draft:
 def _comparable(before: Draft, after: Draft, stored: str | None) -> tuple[Draft, Draft]:
     """Both sides as they can be compared by tensor: a sidecar keeps numbers, not always bits.
 
-    Norms are F32 in it; quantised matrices, and others made F16, are other numbers by intent; rope
-    that turned pairs turns halves, so queries and keys lie otherwise, and running both must tell.
+    Norms are F32 in it; quantised matrices are other numbers by intent; rope that turned pairs
+    turns halves, so queries and keys lie otherwise, and running both must tell.
     """
     kinds = {name: tensor.dtype for name, tensor in before.tensors.items()}
-    rounded = stored in gguf.QUANTISED or (stored == "F16" and set(kinds.values()) != {"F16"})
     tensors = {name: one.narrowed(kinds.get(name, "F32")) for name, one in after.tensors.items()}
     after = replace(after, tensors=tensors)
     pairs = read_spec(before.config, num_target_layers=ANY_DEPTH).rope_interleaved
-    if pairs or rounded:
+    if pairs or stored in gguf.QUANTISED:
         config = {key: v for key, v in before.config.items() if not key.endswith("is_neox_style")}
         before = replace(before, config=config, tensors=after.tensors)
     return before, after

@@ -116,7 +116,10 @@ def _same_numbers(before: Draft, after: Draft) -> None:
         raise WeightsError(f"the converted draft lacks {', '.join(gone)}; nothing was kept")
     for name, tensor in before.tensors.items():
         if not tensor.equals(after.tensors[name]):
-            raise WeightsError(f"{name} changed on its way; nothing was kept")
+            raise WeightsError(
+                f"{name} changed on its way: {tensor.dtype} does not fit into what was asked for. "
+                "Nothing was kept: leave out --stored, or take Q8_0 or Q4_0, which round"
+            )
 
 
 def _runner(kind: str) -> str | None:
