@@ -66,8 +66,11 @@ def measure(out: Path, more: Sequence[str], seconds: float | None = None) -> boo
 
 
 def rows_of(records: Sequence[Record], arms: Sequence[str]) -> tuple[list[Row], int]:
-    """A row per arm over transformers, and how many texts all arms have."""
-    texts = [text for text in texts_of(records).values() if set(arms) <= set(text)]
+    """A row per arm over transformers, and how many texts all arms have in all repeats."""
+    whole = [text for text in texts_of(records).values() if set(arms) <= set(text)]
+    # a run that was stopped leaves some arms a repeat short, and one repeat knows no spread
+    most = max((len(text[BASE]) for text in whole), default=0)
+    texts = [text for text in whole if all(len(text[arm]) == most for arm in arms)]
     return make_rows(texts, arms, BASE, greedy=True, proven={}), len(texts)
 
 

@@ -61,3 +61,15 @@ def test_a_page_without_marks_is_left_alone() -> None:
 def test_the_readme_has_the_marks() -> None:
     page = (peers.ROOT / "README.md").read_text(encoding="utf-8")
     assert peers.into(page, "x") != page
+
+
+def test_a_text_that_some_arm_has_once_less_is_left_out() -> None:
+    records = [
+        record(arm, outcome(2.0), prompt, repeat)
+        for arm in ("plain", "transformers")
+        for prompt in ("p", "q")
+        for repeat in range(2)
+        if (arm, prompt, repeat) != ("plain", "q", 1)
+    ]
+    rows, texts = peers.rows_of(records, ["plain", "transformers"])
+    assert texts == 1 and all(row.totals.requests == 2 for row in rows)
