@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv-reference mlx=.venv-reference-mlx torch=$1
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" 2> >(grep -v '^WARNING: Location' >&2 || true); }
+alone() { env -u PYTHONPATH "$@"; }  # a checkout on that path would stand in for the wheel
 if [ ! -e "$venv/.installed" ]; then
     "$PY" -m venv "$venv"
     pip install -q --no-deps dflash==0.1.0
@@ -20,11 +21,11 @@ if [ ! -e "$mlx/.installed" ]; then
     "$mlx/bin/python" -m pip install -q "mlx[cpu]==0.32.4" mlx-lm==0.31.3 numpy
     touch "$mlx/.installed"
 fi
-(cd tests/parity && "../../$venv/bin/python" make_reference.py)
-(cd tests/parity && "../../$mlx/bin/python" make_reference_mlx.py)
+(cd tests/parity && alone "../../$venv/bin/python" make_reference.py)
+(cd tests/parity && alone "../../$mlx/bin/python" make_reference_mlx.py)
 draft=$(mktemp -d)
 trap 'rm -rf "$draft"' EXIT
 "$PY" -m tests.parity.export_draft "$draft"
-"$venv/bin/python" tests/parity/load_export.py "$draft"
+alone "$venv/bin/python" tests/parity/load_export.py "$draft"
 git --no-pager diff --stat -- tests/parity/golden
 "$PY" -m pytest tests/parity

@@ -28,13 +28,13 @@ except ImportError as problem:
 
 from dflash.backends.torch.dflash import DFlashDraftModel as Module
 from dflash.backends.torch.dflash2 import DFlash2DraftModel as Module2
-from dflash.backends.torch.draft_load import resolve_draft
 from dflash.backends.torch.draft_weights import load_weights
 from dflash.backends.torch.load import wrap_target
 from dflash.config import GenerateConfig, LoadConfig, token_ids
 from dflash.datasets import load_and_process_dataset
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.drafts.spec import DraftSpec, Taps, read_spec
+from dflash.model_folders import draft_folder
 from dflash.model_run import (
     GenerationStats,
     Run,
@@ -110,7 +110,7 @@ class DFlashDraftModel(Module):
         Raises CheckpointError, WeightsError, ConfigError, DownloadError.
         """
         del trust_remote_code, attn_implementation
-        folder = resolve_draft(str(path))
+        folder = draft_folder(str(path))
         spec = read_spec(folder, taps=taps)
         if spec.kind != cls.kind:
             advice = NAMED.get(spec.kind, "dflash.load")

@@ -35,11 +35,13 @@ except ImportError as problem:
 from dflash.backends.mlx import lm
 from dflash.backends.mlx.dflash_session import bounds
 from dflash.backends.mlx.draft_cache import LayerCache
-from dflash.backends.mlx.draft_load import LoadedDraft, make_tables, quantise, settle
+from dflash.backends.mlx.draft_load import LoadedDraft, make_tables, quantise
 from dflash.backends.mlx.draft_weights import load_weights
-from dflash.backends.mlx.load import LoadedTarget, pick_dtype, resolve, wrap_target
+from dflash.backends.mlx.load import DTYPES, LoadedTarget, resolve, wrap_target
 from dflash.backends.mlx.pair import MlxPair
 from dflash.doctor.static import Choice
+from dflash.model_folders import draft_folder
+from dflash.target_facts import settle
 
 __all__ = [
     "DFlashConfig",
@@ -150,10 +152,10 @@ def load_draft(
     DownloadError.
     """
     LoadConfig("target", draft_sliding_window_size=sliding_window_size, draft_bits=draft_bits)
-    folder = resolve(str(draft_id))
+    folder = draft_folder(str(draft_id))
     spec = read_spec(folder)
     stored = str(spec.raw.get("dtype") or spec.raw.get("torch_dtype") or "float32")
-    model, own = load_weights(folder, spec, pick_dtype(_narrow(stored), mx.float32))
+    model, own = load_weights(folder, spec, DTYPES[_narrow(stored)])
     quantise(model, draft_bits)  # refuses widths that cannot be
     return DFlashDraftModel(model, own, str(draft_id), sliding_window_size)
 

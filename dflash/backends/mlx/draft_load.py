@@ -12,12 +12,13 @@ from mlx.utils import tree_flatten
 from dflash.backends.mlx.dflash_session import Tables
 from dflash.backends.mlx.draft_weights import load_weights
 from dflash.backends.mlx.kinds import KINDS
-from dflash.backends.mlx.load import LoadedTarget, pick_dtype, resolve
-from dflash.doctor.static import Choice, TargetFacts, check_pair, insist
-from dflash.doctor.static.name import tokenizer_digest
-from dflash.doctor.static.template import template_digest
+from dflash.backends.mlx.load import DTYPES, LoadedTarget
+from dflash.doctor.static import Choice
+from dflash.draft_parts import check_borrowed, check_head, draft_format, reduced_ids
 from dflash.drafts.spec import DraftSpec, Taps, read_spec
-from dflash.errors import ConfigError, PairError, WeightsError
+from dflash.errors import ConfigError
+from dflash.model_folders import draft_folder
+from dflash.target_facts import settle
 
 GROUP = 32  # weights that share a scale
 
@@ -62,11 +63,11 @@ def load_draft(
     ``dtype`` None follows the target; ``bits`` quantises its linear layers. Raises CheckpointError,
     WeightsError, PairError, ConfigError, DownloadError.
     """
-    kind = pick_dtype(dtype, target.dtype)
-    folder = resolve(path)
+    kind = draft_format(dtype, str(target.dtype).rpartition(".")[2])
+    folder = draft_folder(path)
     spec = read_spec(folder, taps=taps, num_target_layers=target.num_layers)
-    warnings = settle(spec, target, Choice(path, str(kind).rpartition(".")[2], window))
-    model, own = load_weights(folder, spec, kind)
+    warnings = settle(spec, target, Choice(path, kind, window))
+    model, own = load_weights(folder, spec, DTYPES[kind])
     quantise(model, bits)
     return LoadedDraft(model, make_tables(spec, target, own), path, window, warnings, bits)
 
@@ -88,29 +89,6 @@ def quantise(model: Any, bits: int | None) -> None:
     mx.eval(model.parameters())
 
 
-def settle(spec: DraftSpec, target: LoadedTarget, choice: Choice) -> tuple[str, ...]:
-    """What is odd about the pair, in sentences. Raises PairError with all that is wrong."""
-    facts = target_facts(target, digest=spec.tokenizer_digest is not None)
-    return insist(check_pair(spec, facts, choice), facts, choice)
-
-
-def target_facts(target: LoadedTarget, *, digest: bool = False) -> TargetFacts:
-    """What the static checks need to know of a loaded target."""
-    tokenizer = target.tokenizer
-    known = digest and tokenizer is not None
-    return TargetFacts(
-        name=target.name,
-        hidden_size=target.hidden_size,
-        num_layers=target.num_layers,
-        embedding_rows=target.vocab_size,
-        tokenizer_size=None if tokenizer is None else len(tokenizer),
-        eos_ids=target.eos_ids,
-        pad_id=getattr(tokenizer, "pad_token_id", None),
-        tokenizer_digest=tokenizer_digest(tokenizer.get_vocab()) if known else None,
-        template_digest=template_digest(getattr(tokenizer, "chat_template", None)),
-    )
-
-
 def make_tables(spec: DraftSpec, target: LoadedTarget, own: dict[str, Any]) -> Tables:
     """Embedding and head from the target, or from ``own`` where the draft brought them.
 
@@ -118,15 +96,13 @@ def make_tables(spec: DraftSpec, target: LoadedTarget, own: dict[str, Any]) -> T
     fit its config.
     """
     embed, head = own.get("embed_tokens.weight"), own.get("lm_head.weight")
-    if target.hidden_size != spec.hidden_size and (embed is None or head is None):
-        raise PairError(
-            f"the draft is {spec.hidden_size} wide and borrows the embedding and head of a target "
-            f"that is {target.hidden_size} wide; it would need its own"
-        )
-    rows = target.vocab_size
-    ids = _target_ids(own.get("d2t"), rows)
-    if head is not None and head.shape != (rows if ids is None else ids.size, spec.hidden_size):
-        raise WeightsError(f"the draft's lm_head.weight is {list(head.shape)}, which fits nothing")
+    if embed is None or head is None:
+        check_borrowed(spec, target.hidden_size)
+    rows, distances = target.vocab_size, own.get("d2t")
+    ids = None if distances is None else mx.array(reduced_ids(spec, distances.tolist(), rows))
+    if head is not None:
+        wanted = rows if ids is None else ids.size
+        check_head(spec, head.shape, wanted, reduced=ids is not None)
     return Tables(
         embed=target.embed if embed is None else lambda ids: embed[ids],
         head=_head(target, head, ids),
@@ -135,20 +111,6 @@ def make_tables(spec: DraftSpec, target: LoadedTarget, own: dict[str, Any]) -> T
         target_ids=ids,
         mask_row=own.get("mask_embedding"),
     )
-
-
-def _target_ids(delta: Any, rows: int) -> Any:
-    """Target id of each row of a reduced head; the file stores the distance to the row's own."""
-    if delta is None:
-        return None
-    ids = delta.astype(mx.int32) + mx.arange(delta.size)
-    known: list[int] = ids.tolist()
-    if min(known) < 0 or max(known) >= rows or len(set(known)) < len(known):
-        raise WeightsError(
-            f"d2t does not map the draft's vocabulary to distinct target ids below {rows}; it must "
-            "hold target id minus draft id"
-        )
-    return ids
 
 
 def _head(target: LoadedTarget, own: Any, ids: Any) -> Any:

@@ -11,9 +11,18 @@ from mlx.utils import tree_flatten
 
 from dflash.backends.mlx.kinds import KINDS
 from dflash.checkpoint import count_weights, weight_files
+from dflash.draft_parts import (
+    MASK,
+    check_finite,
+    check_floats,
+    check_mask_row,
+    check_shapes,
+    mask_sidecar,
+    refuse_files,
+)
 from dflash.drafts.names import own_table, published_name, unfuse
 from dflash.drafts.spec import DraftSpec
-from dflash.errors import CheckpointError, WeightsError
+from dflash.errors import CheckpointError
 
 
 def load_weights(folder: Path, spec: DraftSpec, dtype: Any) -> tuple[Any, dict[str, Any]]:
@@ -22,11 +31,7 @@ def load_weights(folder: Path, spec: DraftSpec, dtype: Any) -> tuple[Any, dict[s
     Raises CheckpointError for files of another kind, WeightsError for tensors that are missing,
     left over, misshapen or not finite; one error lists them all.
     """
-    if spec.raw.get("quantization_config") or spec.raw.get("quantization"):
-        raise CheckpointError(
-            f"{folder} is a quantised draft, which is not supported yet; use the draft's bfloat16 "
-            "weights"
-        )
+    refuse_files(folder, spec)
     if spec.kind not in KINDS.names():
         raise CheckpointError(
             f"{folder} is a draft of kind {spec.kind!r}; the mlx backend runs "
@@ -34,13 +39,14 @@ def load_weights(folder: Path, spec: DraftSpec, dtype: Any) -> tuple[Any, dict[s
         )
     tensors = _tensors(folder, spec)
     tables = {name: tensors.pop(name) for name in list(tensors) if own_table(name)}
-    _check_floats(folder, {n: t for n, t in {**tensors, **tables}.items() if n != "d2t"})
     model = KINDS.load(spec.kind).module(spec)
-    _check(folder, dict(tree_flatten(model.parameters())), tensors)
+    check_shapes(folder, spec, _shapes(dict(tree_flatten(model.parameters()))), _shapes(tensors))
+    weights = {name: tensor for name, tensor in {**tensors, **tables}.items() if name != "d2t"}
+    check_floats(folder, {n: str(t.dtype) for n, t in weights.items() if not _is_float(t)})
+    check_finite(folder, [name for name, tensor in weights.items() if not _is_finite(tensor)])
     model.load_weights([(name, tensor.astype(dtype)) for name, tensor in tensors.items()])
     mx.eval(model.parameters())
-    row = _mask_row(folder, spec)
-    return model, tables if row is None else {**tables, "mask_embedding": row}
+    return model, {**tables, **_mask_row(folder, spec)}
 
 
 def _tensors(folder: Path, spec: DraftSpec) -> dict[str, Any]:
@@ -60,51 +66,25 @@ def _tensors(folder: Path, spec: DraftSpec) -> dict[str, Any]:
     return found
 
 
-def _check_floats(folder: Path, tensors: Mapping[str, Any]) -> None:
-    whole = sorted(n for n, t in tensors.items() if not mx.issubdtype(t.dtype, mx.floating))
-    if whole:
-        raise WeightsError(
-            f"{folder} has weights stored as {tensors[whole[0]].dtype}: {', '.join(whole)}. "
-            "Quantised drafts are not supported yet; use the draft's bfloat16 weights"
-        )
+def _shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _check(folder: Path, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Raise WeightsError with everything that does not fit."""
-    problems = [f"missing: {name}" for name in sorted(wanted.keys() - found.keys())]
-    problems += [f"unknown: {name}" for name in sorted(found.keys() - wanted.keys())]
-    both = sorted(wanted.keys() & found.keys())
-    problems += [
-        f"{name} is {list(found[name].shape)}, the config makes it {list(wanted[name].shape)}"
-        for name in both
-        if found[name].shape != wanted[name].shape
-    ]
-    problems += [
-        f"{name} has numbers that are NaN or infinite"
-        for name in both
-        if not mx.isfinite(found[name].astype(mx.float32).sum()).item()
-    ]
-    if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems)
-        raise WeightsError(
-            f"the tensors in {folder} are not those of the draft its config.json describes; "
-            f"nothing was loaded:\n{listed}"
-        )
+def _is_float(tensor: Any) -> bool:
+    return bool(mx.issubdtype(tensor.dtype, mx.floating))
 
 
-def _mask_row(folder: Path, spec: DraftSpec) -> Any:
-    """The sidecar that stands for the mask token's embedding row; None = there is none."""
-    file = folder / "mask_embedding.safetensors"
-    if file.is_file():
-        sidecar: Any = mx.load(str(file))
-        row = sidecar.get("embedding")
-        if row is None or row.size != spec.target_hidden_size:
-            raise WeightsError(f"{file} must hold 'embedding' of {spec.target_hidden_size} numbers")
-        return row.flatten()
-    if (folder / "mask_embedding.pt").exists():
-        raise CheckpointError(
-            f"{folder} brings its mask token's embedding in mask_embedding.pt, a pickle, which can "
-            f"run code and is not opened. Make a folder without it: dflash convert {folder} --to "
-            "mlx --out NEW"
-        )
-    return None
+def _is_finite(tensor: Any) -> bool:
+    """NaN and infinity show in a sum, which is cheap."""
+    return bool(mx.isfinite(tensor.astype(mx.float32).sum()).item())
+
+
+def _mask_row(folder: Path, spec: DraftSpec) -> dict[str, Any]:
+    """The row that stands for the mask token's embedding, if there is one."""
+    file = mask_sidecar(folder)
+    if file is None:
+        return {}
+    stored: Any = mx.load(str(file))
+    row = stored.get("embedding")
+    check_mask_row(file, None if row is None else row.size, spec)
+    return {MASK: row.flatten()}

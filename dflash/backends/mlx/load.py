@@ -18,8 +18,10 @@ from mlx.utils import tree_flatten
 from dflash import registry
 from dflash.backends.mlx import lm
 from dflash.backends.mlx.cache import Caches
-from dflash.checkpoint import fetch, read_config, require_target
-from dflash.errors import CheckpointError, ConfigError, MissingBackend, WeightsError
+from dflash.checkpoint import read_config, require_target
+from dflash.errors import CheckpointError, MissingBackend, WeightsError
+from dflash.model_folders import target_folder
+from dflash.target_facts import joined_ids
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -116,36 +118,18 @@ def wrap_target(
 
 def resolve(path: str, dtype: str = "float32") -> Path:
     """The folder behind ``path``. Raises CheckpointError, DownloadError, MissingBackend."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        if not (place / "config.json").is_file():
-            raise CheckpointError(f"{place} has no config.json, so it is no model folder")
-        return place
-    if place.is_file() and place.suffix == ".gguf":
+
+    def convert(file: Path) -> Path:
         try:
-            convert = registry.GGUF_FOLDERS.load("torch")
+            made: Path = registry.GGUF_FOLDERS.load("torch")(file, dtype)
         except ImportError as error:
             raise MissingBackend(
                 f"{path} is a GGUF file, which the mlx backend reads through the torch backend: "
                 "pip install 'dflash-engine[torch]', or give an MLX folder"
             ) from error
-        folder: Path = convert(place, dtype)
-        return folder
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise CheckpointError(f"no such file or folder: {path} (a hub id is written owner/name)")
-    return fetch(path)
+        return made
 
-
-def pick_dtype(name: str | None, target: Any) -> Any:
-    """The draft's number format; None follows the target, bfloat16 where that is float16."""
-    if name == "float16":
-        raise ConfigError(
-            "a draft runs in bfloat16 or float32 (float16 overflows in it and nothing would be "
-            "accepted)"
-        )
-    if name is not None:
-        return DTYPES[name]
-    return mx.bfloat16 if target == mx.float16 else target
+    return target_folder(path, convert)
 
 
 def _eos_ids(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
@@ -157,14 +141,8 @@ def _eos_ids(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> frozens
             sources.append(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
-    found: set[int] = set()
-    for value in (
-        *(source.get("eos_token_id") for source in sources),
-        getattr(tokenizer, "eos_token_id", None),
-    ):
-        if value is not None:
-            found |= {value} if isinstance(value, int) else set(value)
-    return frozenset(found)
+    said = [source.get("eos_token_id") for source in sources]
+    return joined_ids([*said, getattr(tokenizer, "eos_token_id", None)])
 
 
 def _check_finite(model: Any, name: str) -> None:

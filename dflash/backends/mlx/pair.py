@@ -12,13 +12,13 @@ import mlx.core as mx
 from dflash.backends.mlx.draft_load import LoadedDraft, load_draft
 from dflash.backends.mlx.load import LoadedTarget, load_target
 from dflash.backends.mlx.target import MlxTargetSession
-from dflash.config import MTP, LoadConfig
+from dflash.config import LoadConfig
 from dflash.core.protocols import DraftSession
 from dflash.errors import ConfigError
-from dflash.hf_tokenizer import ModelTokenizer
+from dflash.model_pair import ModelPair
 
 
-class MlxPair:
+class MlxPair(ModelPair[LoadedTarget, LoadedDraft]):
     """The Pair protocol over a loaded target and, perhaps, a draft."""
 
     backend = "mlx"
@@ -27,23 +27,13 @@ class MlxPair:
         self,
         target: LoadedTarget,
         draft: LoadedDraft | None = None,
+        notes: tuple[str, ...] = (),
+        *,
         sampler: Callable[[Any], Any] | None = None,
     ) -> None:
-        """The pair owns both from here on.
-
-        ``sampler`` takes log-probabilities [n, V] to ids [n], and then is who chooses.
-        """
+        """``sampler`` takes log-probabilities [n, V] to ids [n], and then is who chooses."""
+        super().__init__(target, draft, notes)
         self._sampler = sampler
-        self._target: LoadedTarget | None = target
-        self._draft = draft
-        self.target_name = target.name
-        self.draft_name = None if draft is None else draft.name
-        self.tokenizer = ModelTokenizer(target.tokenizer)
-        self.context_length = target.context_length
-        self.vocab_size = target.vocab_size
-        self.eos_ids = target.eos_ids
-        self.draft_block_size = None if draft is None else draft.spec.block_size
-        self.default_block_size = None if draft is None else draft.spec.default_block_size
 
     @classmethod
     def open(cls, load: LoadConfig) -> Self:
@@ -51,45 +41,34 @@ class MlxPair:
         _pick_device(load.device)
         if load.force_dflash:
             raise ConfigError("force_dflash is the torch backend's: add --backend torch")
-        if load.draft == MTP:
-            raise ConfigError(
-                "mlx-lm leaves a target's multi-token prediction heads out when it loads it, so "
-                "they cannot draft here: add --backend torch, or name another draft"
-            )
         if load.weights is not None:
             raise ConfigError(
                 "weights is the torch backend's: MLX reads models that mlx_lm.convert quantised"
             )
         trust = load.trust_remote_code
-        target = load_target(load.target, load.dtype, trust_remote_code=trust)
-        if load.draft is None:
-            return cls(target)
-        window = load.draft_sliding_window_size
-        draft = load_draft(
-            load.draft,
+        return cls.beside(load_target(load.target, load.dtype, trust_remote_code=trust), load)
+
+    @classmethod
+    def _load_draft(cls, name: str, target: LoadedTarget, load: LoadConfig) -> LoadedDraft:
+        return load_draft(
+            name,
             target,
             load.draft_dtype,
-            window=window,
+            window=load.draft_sliding_window_size,
             taps=load.taps,
             bits=load.draft_bits,
         )
-        return cls(target, draft)
 
-    @property
-    def target(self) -> LoadedTarget:
-        """The loaded target."""
-        assert self._target is not None, "the pair is closed"
-        return self._target
+    @classmethod
+    def _has_heads(cls, target: LoadedTarget) -> bool:  # noqa: ARG003
+        return False
 
-    @property
-    def draft(self) -> LoadedDraft | None:
-        """The loaded draft; None = plain decoding only."""
-        return self._draft
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What is odd about this pair, in sentences for the user."""
-        return () if self._draft is None else self._draft.warnings
+    @classmethod
+    def _load_heads(cls, target: LoadedTarget) -> LoadedDraft:  # noqa: ARG003
+        raise ConfigError(
+            "mlx-lm leaves a target's multi-token prediction heads out when it loads it, so "
+            "they cannot draft here: add --backend torch, or name another draft"
+        )
 
     def runs_on(self) -> Mapping[str, str]:
         """Device, number formats and MLX's version."""
@@ -122,7 +101,7 @@ class MlxPair:
 
     def close(self) -> None:
         """Drop the weights; idempotent. Memory returns once the sessions are closed too."""
-        self._target = self._draft = None
+        super().close()
         mx.clear_cache()
 
 

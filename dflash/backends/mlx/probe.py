@@ -1,11 +1,8 @@
-"""An MLX pair under examination: logits of one row, and its draft under a changed spec.
-
-Nothing here is on the way of a generation. The weights are shared, never copied.
-"""
+"""An MLX pair under examination: logits of one row, and its draft under a changed spec."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,35 +12,20 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from dflash.backends.mlx.cache import Caches
-from dflash.backends.mlx.draft_load import LoadedDraft, quantise, target_facts
+from dflash.backends.mlx.draft_load import quantise
 from dflash.backends.mlx.kinds import KINDS
 from dflash.backends.mlx.pair import MlxPair
 from dflash.backends.mlx.sampling import to_numpy
-from dflash.doctor.static import Choice, Finding, check_pair
-from dflash.drafts.spec import DraftSpec
+from dflash.model_probe import ModelProbe
 
 
-class MlxProbe:
+class MlxProbe(ModelProbe[MlxPair]):
     """The Probe protocol over an MlxPair."""
-
-    def __init__(self, pair: MlxPair) -> None:
-        """``pair`` stays as it is, and open."""
-        self._pair = pair
 
     @property
     def dtype(self) -> str:
         """Number format of the target's logits."""
         return str(self._pair.target.dtype).rpartition(".")[2]
-
-    @property
-    def spec(self) -> DraftSpec | None:
-        """Config of the draft; None without one."""
-        return None if self._pair.draft is None else self._pair.draft.spec
-
-    @property
-    def layers(self) -> int:
-        """Decoder layers of the target."""
-        return self._pair.target.num_layers
 
     @property
     def rope_theta(self) -> float | None:
@@ -60,15 +42,6 @@ class MlxProbe:
             model(mx.array([list(prefix[:-1])]), cache=caches)
         return to_numpy(model(mx.array([list(prefix[-1:])]), cache=caches)[0, -1])
 
-    def findings(self) -> list[Finding]:
-        """All static findings; those of level error would have stopped the load."""
-        if self._pair.draft is None:
-            return []
-        draft = self._pair.draft
-        facts = target_facts(self._pair.target, digest=draft.spec.tokenizer_digest is not None)
-        dtype = str(draft.model.dtype).rpartition(".")[2]
-        return check_pair(draft.spec, facts, Choice(draft.name, dtype, draft.window))
-
     def variant(self, **changes: Any) -> MlxPair:
         """The same weights under ``replace(spec, **changes)``."""
         draft = self._draft()
@@ -77,17 +50,10 @@ class MlxProbe:
         twin.load_weights(tree_flatten(draft.model.parameters()))
         return MlxPair(self._pair.target, replace(draft, model=twin))
 
-    def norms(self) -> Mapping[str, float]:
-        """Mean weight of each norm, by the module's name; {} without a model draft."""
-        if self._pair.draft is None:
-            return {}
-        modules = self._draft().model.named_modules()
-        return {
-            name: float(to_numpy(module.weight).mean())
-            for name, module in modules
-            if isinstance(module, nn.RMSNorm)
-        }
+    def _draft_dtype(self) -> str:
+        return str(self._draft().model.dtype).rpartition(".")[2]
 
-    def _draft(self) -> LoadedDraft:
-        assert self._pair.draft is not None, "only a pair with a draft is taken apart"
-        return self._pair.draft
+    def _norms(self) -> Iterator[tuple[str, float]]:
+        for name, module in self._draft().model.named_modules():
+            if isinstance(module, nn.RMSNorm):
+                yield name, float(to_numpy(module.weight).mean())

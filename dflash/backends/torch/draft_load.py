@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +22,11 @@ from dflash.backends.torch.draft_weights import load_weights
 from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.packed import PackReport, pack_model, why_not_narrow
-from dflash.checkpoint import fetch
-from dflash.doctor.static import Choice, TargetFacts, check_pair, insist
-from dflash.doctor.static.name import tokenizer_digest
-from dflash.doctor.static.template import template_digest
+from dflash.doctor.static import Choice
+from dflash.draft_parts import check_borrowed, check_head, draft_format, reduced_ids
 from dflash.drafts.spec import DraftSpec, Taps, read_spec
-from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError
+from dflash.model_folders import draft_folder
+from dflash.target_facts import settle
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,10 @@ def load_draft(  # noqa: PLR0913 - what LoadConfig says of the draft
     Raises CheckpointError, WeightsError, PairError, ConfigError, DownloadError.
     """
     kind = draft_dtype(dtype, target.dtype)
-    folder = resolve_draft(path)
+    folder = draft_folder(path)
     spec = read_spec(folder, taps=taps, num_target_layers=target.num_layers)
     choice = Choice(path, dtype=str(kind).removeprefix("torch."), window=window, force=force)
-    facts = target_facts(target, digest=spec.tokenizer_digest is not None)
-    warnings = insist(check_pair(spec, facts, choice), facts, choice)
+    warnings = settle(spec, target, choice)
     model, own = load_weights(folder, spec, device=target.device, dtype=kind)
     bridge = None
     if force and spec.target_hidden_size != target.hidden_size:
@@ -113,48 +110,8 @@ def draft_form(asked: str | None, target: LoadedTarget) -> str | None:
 
 def draft_dtype(asked: str | None, target: torch.dtype) -> torch.dtype:
     """float32 or bfloat16. Raises ConfigError for float16 and for names that are none."""
-    if asked is None:
-        return torch.bfloat16 if target == torch.float16 else target
-    allowed = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if asked not in allowed:
-        raise ConfigError(
-            f"a draft runs in bfloat16 or float32, got {asked!r}"
-            + (" (float16 overflows in it and nothing would be accepted)" if "16" in asked else "")
-        )
-    return allowed[asked]
-
-
-def resolve_draft(path: str) -> Path:
-    """The folder behind ``path``: a folder or a hub id. Raises CheckpointError, DownloadError."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return place
-    if place.is_file():
-        advice = f"give its folder {place.parent}"
-        if place.suffix == ".gguf":
-            advice = "drafts are read from folders with config.json and safetensors for now"
-        raise CheckpointError(f"{path} is one file, not a draft folder; {advice}")
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise CheckpointError(f"no such draft folder: {path} (a hub id is written owner/name)")
-    return fetch(path)
-
-
-def target_facts(target: LoadedTarget, *, digest: bool = False) -> TargetFacts:
-    """What the static checks need to know of a loaded target."""
-    tokenizer = target.tokenizer
-    return TargetFacts(
-        name=target.name,
-        hidden_size=target.hidden_size,
-        num_layers=target.num_layers,
-        embedding_rows=target.vocab_size,
-        tokenizer_size=None if tokenizer is None else len(tokenizer),
-        eos_ids=target.eos_ids,
-        pad_id=getattr(tokenizer, "pad_token_id", None),
-        tokenizer_digest=(
-            tokenizer_digest(tokenizer.get_vocab()) if digest and tokenizer is not None else None
-        ),
-        template_digest=template_digest(getattr(tokenizer, "chat_template", None)),
-    )
+    kind: torch.dtype = getattr(torch, draft_format(asked, str(target).removeprefix("torch.")))
+    return kind
 
 
 def make_tables(
@@ -173,11 +130,8 @@ def make_tables(
     embed = own.get("embed_tokens.weight")
     ids = _target_ids(spec, target, own)
     borrows = embed is None or "lm_head.weight" not in own
-    if target.hidden_size != spec.hidden_size and borrows and bridge is None:
-        raise PairError(
-            f"the draft is {spec.hidden_size} wide and borrows the embedding and head of a target "
-            f"that is {target.hidden_size} wide; it would need its own"
-        )
+    if borrows and bridge is None:
+        check_borrowed(spec, target.hidden_size)
     mask_row, head = own.get("mask_embedding"), _head(spec, target, own, ids, (bridge, form))
     if embed is None:
         embed = target.embedding if bridge is None else bridge.embedding(target.embedding)
@@ -196,18 +150,8 @@ def _target_ids(spec: DraftSpec, target: LoadedTarget, own: dict[str, Tensor]) -
     delta = own.get("d2t")
     if delta is None:
         return None
-    ids = delta.long() + torch.arange(delta.numel())
-    outside = bool(((ids < 0) | (ids >= target.vocab_size)).any())
-    if outside or torch.unique(ids).numel() < ids.numel():
-        raise WeightsError(
-            "d2t does not map the draft's vocabulary to distinct target ids below "
-            f"{target.vocab_size}; it must hold target id minus draft id"
-        )
-    if spec.draft_vocab_size not in (None, ids.numel()):
-        raise WeightsError(
-            f"d2t has {ids.numel()} entries, draft_vocab_size is {spec.draft_vocab_size}"
-        )
-    return ids.to(target.device)
+    ids = reduced_ids(spec, delta.tolist(), target.vocab_size)
+    return torch.tensor(ids, device=target.device)
 
 
 def _head(
@@ -235,11 +179,7 @@ def _head(
             packed = _as_callable(target.head, target.dtype)
             return lambda hidden: packed(hidden)[:, ids]
         weight = borrowed[ids]
-    if tuple(weight.shape) != (rows, spec.hidden_size):
-        raise WeightsError(
-            f"the draft's lm_head.weight is {list(weight.shape)}, it must be "
-            f"[{rows}, {spec.hidden_size}]" + ("" if ids is not None else " (or come with d2t)")
-        )
+    check_head(spec, weight.shape, rows, reduced=ids is not None)
     head = weight.to(target.device, target.dtype)
     if form is not None:
         dtype, multiply = head.dtype, narrow.narrow(head, form)

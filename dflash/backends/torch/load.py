@@ -28,6 +28,7 @@ from dflash.backends.torch.reading import FiniteCheck, quiet, read_model, read_t
 from dflash.backends.torch.rollback_check import check_state
 from dflash.checkpoint import count_weights, read_config, require_target
 from dflash.errors import CheckpointError, ConfigError
+from dflash.target_facts import joined_ids
 
 ROWS, MORE = 9, 3  # of the check of fused layers: a prompt, then a few rows behind it
 
@@ -254,14 +255,10 @@ def eos_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
         model.config.get_text_config(decoder=True),
         tokenizer,
     )
-    found: set[int] = set()
-    for source in sources:
-        value = getattr(source, "eos_token_id", None)
-        if isinstance(value, torch.Tensor):
-            value = value.flatten().tolist()
-        if value is not None:
-            found.update([value] if isinstance(value, int) else value)
-    return frozenset(int(i) for i in found)
+    values = (getattr(source, "eos_token_id", None) for source in sources)
+    return joined_ids(
+        value.flatten().tolist() if isinstance(value, torch.Tensor) else value for value in values
+    )
 
 
 def _context_length(config: Any, tokenizer: Any) -> int:

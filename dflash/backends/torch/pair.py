@@ -17,13 +17,12 @@ from dflash.backends.torch.mtp import has_mtp
 from dflash.backends.torch.mtp_session import load_mtp
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.backends.torch.tree_check import why_no_trees
-from dflash.config import MTP, LoadConfig
+from dflash.config import LoadConfig
 from dflash.core.protocols import DraftSession
-from dflash.errors import CheckpointError
-from dflash.hf_tokenizer import ModelTokenizer
+from dflash.model_pair import ModelPair
 
 
-class TorchPair:
+class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
     """The Pair protocol over a loaded target and, perhaps, a draft."""
 
     backend = "torch"
@@ -34,18 +33,7 @@ class TorchPair:
         draft: LoadedDraft | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        """The pair owns both from here on. ``notes`` are for the user, beside the draft's own."""
-        self._notes = notes
-        self._target: LoadedTarget | None = target
-        self._draft = draft
-        self.target_name = target.name
-        self.draft_name = None if draft is None else draft.name
-        self.tokenizer = ModelTokenizer(target.tokenizer)
-        self.context_length = target.context_length
-        self.vocab_size = target.vocab_size
-        self.eos_ids = target.eos_ids
-        self.draft_block_size = None if draft is None else draft.spec.block_size
-        self.default_block_size = None if draft is None else draft.spec.default_block_size
+        super().__init__(target, draft, notes)
         self._no_trees: str | None = None
         self._kv = self._draft_kv = 0  # bytes of keys and values of the largest sessions opened
 
@@ -62,12 +50,12 @@ class TorchPair:
             weights=load.weights,
             trust_remote_code=load.trust_remote_code,
         )
-        if load.draft == MTP:
-            return cls(target, load_mtp(target))
-        if load.draft is None:
-            return cls._alone(target, load)
-        draft = load_draft(
-            load.draft,
+        return cls.beside(target, load)
+
+    @classmethod
+    def _load_draft(cls, name: str, target: LoadedTarget, load: LoadConfig) -> LoadedDraft:
+        return load_draft(
+            name,
             target,
             load.draft_dtype,
             window=load.draft_sliding_window_size,
@@ -75,33 +63,14 @@ class TorchPair:
             pack=load.pack_weights,
             force=load.force_dflash,
         )
-        return cls(target, draft)
 
     @classmethod
-    def _alone(cls, target: LoadedTarget, load: LoadConfig) -> Self:
-        """Without a draft, or with the heads inside the target; unreadable ones are a note."""
-        if not load.mtp or not has_mtp(target):
-            return cls(target)
-        try:
-            return cls(target, load_mtp(target))
-        except CheckpointError as problem:
-            return cls(target, notes=(f"plain decoding: {problem}",))
+    def _has_heads(cls, target: LoadedTarget) -> bool:
+        return has_mtp(target)
 
-    @property
-    def target(self) -> LoadedTarget:
-        """The loaded target."""
-        assert self._target is not None, "the pair is closed"
-        return self._target
-
-    @property
-    def draft(self) -> LoadedDraft | None:
-        """The loaded draft; None = plain decoding only."""
-        return self._draft
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What is odd about this pair, in sentences for the user."""
-        return self._notes if self._draft is None else (*self._notes, *self._draft.warnings)
+    @classmethod
+    def _load_heads(cls, target: LoadedTarget) -> LoadedDraft:
+        return load_mtp(target)
 
     def runs_on(self) -> Mapping[str, str]:
         """Device, number formats, threads, packed weights, fused layers and torch's version."""
@@ -150,7 +119,3 @@ class TorchPair:
             draft = None if self._draft is None else self._draft.why_no_trees()
             self._no_trees = draft or why_no_trees(self.target.model)
         return self._no_trees
-
-    def close(self) -> None:
-        """Drop the weights; idempotent. Memory returns once the sessions are closed too."""
-        self._target = self._draft = None

@@ -1,11 +1,8 @@
-"""A torch pair under examination: logits of one row, and its draft under a changed spec.
-
-Nothing here is on the way of a generation. The weights are shared, never copied.
-"""
+"""A torch pair under examination: logits of one row, and its draft under a changed spec."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -16,19 +13,14 @@ from numpy.typing import NDArray
 
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.dflash import DFlashDraftModel, RMSNorm, make_rotary
-from dflash.backends.torch.draft_load import LoadedDraft, target_facts
 from dflash.backends.torch.forward import make_forward
 from dflash.backends.torch.pair import TorchPair
-from dflash.doctor.static import Choice, Finding, check_pair
 from dflash.drafts.spec import DraftSpec
+from dflash.model_probe import ModelProbe
 
 
-class TorchProbe:
+class TorchProbe(ModelProbe[TorchPair]):
     """The Probe protocol over a TorchPair."""
-
-    def __init__(self, pair: TorchPair) -> None:
-        """``pair`` stays as it is, and open."""
-        self._pair = pair
 
     @property
     def dtype(self) -> str:
@@ -36,16 +28,6 @@ class TorchProbe:
         if self._pair.target.weights in ("bfloat16", "int8"):  # float16 leaves them in float32
             return "bfloat16"
         return str(self._pair.target.dtype).removeprefix("torch.")
-
-    @property
-    def spec(self) -> DraftSpec | None:
-        """Config of the draft; None without one."""
-        return None if self._pair.draft is None else self._pair.draft.spec
-
-    @property
-    def layers(self) -> int:
-        """Decoder layers of the target."""
-        return self._pair.target.num_layers
 
     @property
     def rope_theta(self) -> float | None:
@@ -65,35 +47,19 @@ class TorchProbe:
         found: NDArray[np.float32] = row.float().cpu().numpy()
         return found
 
-    def findings(self) -> list[Finding]:
-        """All static findings; those of level error would have stopped the load."""
-        if self._pair.draft is None:
-            return []
-        draft = self._draft()
-        facts = target_facts(self._pair.target, digest=draft.spec.tokenizer_digest is not None)
-        dtype = str(draft.model.norm.weight.dtype).removeprefix("torch.")
-        return check_pair(draft.spec, facts, Choice(draft.name, dtype, draft.window))
-
     def variant(self, **changes: Any) -> TorchPair:
         """The same weights under ``replace(spec, **changes)``."""
         draft = self._draft()
         spec = replace(draft.spec, **changes)
         return TorchPair(self._pair.target, replace(draft, model=_under(draft.model, spec)))
 
-    def norms(self) -> Mapping[str, float]:
-        """Mean weight of each norm, by the module's name; {} without a model draft."""
-        if self._pair.draft is None:
-            return {}
-        modules = self._draft().model.named_modules()
-        return {
-            name: float(module.weight.mean())
-            for name, module in modules
-            if isinstance(module, RMSNorm)
-        }
+    def _draft_dtype(self) -> str:
+        return str(self._draft().model.norm.weight.dtype).removeprefix("torch.")
 
-    def _draft(self) -> LoadedDraft:
-        assert self._pair.draft is not None, "only a pair with a draft is taken apart"
-        return self._pair.draft
+    def _norms(self) -> Iterator[tuple[str, float]]:
+        for name, module in self._draft().model.named_modules():
+            if isinstance(module, RMSNorm):
+                yield name, float(module.weight.mean())
 
 
 def _under(model: DFlashDraftModel, spec: DraftSpec) -> DFlashDraftModel:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash import target_facts
 from dflash.backends.torch.dflash import DFlashDraftModel
-from dflash.backends.torch.draft_load import LoadedDraft, load_draft, make_tables, target_facts
+from dflash.backends.torch.draft_load import LoadedDraft, load_draft, make_tables
 from dflash.backends.torch.load import LoadedTarget, wrap_target
 from dflash.backends.torch.pair import TorchPair
-from dflash.doctor.static import Choice, check_pair, insist
+from dflash.doctor.static import Choice
 from dflash.errors import ConfigError, PromptError
 from dflash.hf_tokenizer import ModelTokenizer
 
@@ -75,5 +76,4 @@ def settle(
     if weight.device != target.device:
         model.to(target.device)
     choice = Choice(name, dtype=str(weight.dtype).removeprefix("torch."), window=window)
-    facts = target_facts(target)
-    return insist(check_pair(model.spec, facts, choice), facts, choice)
+    return target_facts.settle(model.spec, target, choice)

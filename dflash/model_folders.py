@@ -1,0 +1,69 @@
+"""From what the user typed to a folder of config and weights, before any weight is read.
+
+A path or a hub id; a GGUF target goes through the converter that the backend hands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dflash.checkpoint import CONVERT, fetch
+from dflash.errors import CheckpointError
+
+
+def target_folder(path: str, convert: Callable[[Path], Path], *, code: bool = False) -> Path:
+    """The Hugging Face folder behind ``path``: a folder, a ``.gguf`` file or a hub id.
+
+    ``convert`` makes the folder of a GGUF file; ``code`` also fetches Python files from the hub
+    (for ``trust_remote_code``). Raises CheckpointError for what is not there or of another kind,
+    DownloadError for the hub.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return convert(_insist_on_gguf(place))
+    if place.is_dir():
+        if (place / "config.json").is_file():
+            return place
+        return convert(_only_gguf(place))
+    if path.startswith((".", "/", "~")) or path.count("/") != 1 or path.endswith(".gguf"):
+        hub = "" if "/" in path else " (a hub id is written owner/name)"
+        raise CheckpointError(f"no such file or folder: {path}{hub}")
+    return fetch(path, code=code)
+
+
+def draft_folder(path: str) -> Path:
+    """The folder behind ``path``: a folder or a hub id. Raises CheckpointError, DownloadError."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return place
+    if place.is_file():
+        advice = f"give its folder {place.parent}"
+        if place.suffix == ".gguf":
+            advice = "drafts are read from folders with config.json and safetensors for now"
+        raise CheckpointError(f"{path} is one file, not a draft folder; {advice}")
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise CheckpointError(f"no such draft folder: {path} (a hub id is written owner/name)")
+    return fetch(path)
+
+
+def _insist_on_gguf(file: Path) -> Path:
+    with file.open("rb") as stream:
+        magic = stream.read(4)
+    if file.suffix == ".safetensors":
+        raise CheckpointError(f"{file} is one file of a checkpoint; give its folder {file.parent}")
+    if magic != b"GGUF":
+        raise CheckpointError(f"{file} is not a GGUF file. {CONVERT}")
+    return file
+
+
+def _only_gguf(folder: Path) -> Path:
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(file.name for file in files)
+        raise CheckpointError(f"{folder} holds several GGUF files, name one of them: {names}")
+    raise CheckpointError(
+        f"{folder} has neither a config.json nor a .gguf file, so it is not a model folder"
+    )
