@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dflash.backends.torch import fused, load
+from dflash.backends.torch import decoder, load
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.forward import FusedForward, ModelForward, make_forward
@@ -86,8 +86,8 @@ def test_layers_that_would_compute_something_else_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))  # where nothing was found equal yet
-    right = fused.rotate_
-    monkeypatch.setattr(fused, "rotate_", lambda x, n, turns: right(x, n, turns.conj()))
+    right = decoder.rotate_
+    monkeypatch.setattr(decoder, "rotate_", lambda x, turns: right(x, turns.conj()))
     model = tiny_target("llama")
     target = opened(model, tmp_path)
     assert target.fused.layers == 0 and "other logits" in target.fused.reason

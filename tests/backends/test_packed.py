@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dflash.backends.torch import packed
+from dflash.backends.torch import packed, products
+from dflash.backends.torch.gated import GatedLinear
 from dflash.backends.torch.load import load_target, wrap_target
 from dflash.backends.torch.packed import PackedLinear, choose_kind, pack_model, why_not
 from dflash.backends.torch.target import TorchTargetSession
@@ -103,11 +104,35 @@ def test_other_devices_and_dtypes_keep_their_layers_and_say_why() -> None:
 
 
 @needs_packing
+@pytest.mark.parametrize("wrong", [("onednn", "mkl"), ("onednn_gate",), ("plus",)])
 def test_a_torch_whose_packed_product_is_wrong_is_found_out(
+    wrong: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain product, the gated one, or the one that something is added to."""
+    multiply, plus = 1.01 if "onednn" in wrong else 1.0, 1.01 if "plus" in wrong else 1.0
+    both = lambda w: (lambda x: x @ w.T * multiply, lambda x, y: y * plus + x @ w.T)  # noqa: E731
+    monkeypatch.setattr(packed, "on_intel", lambda: False)
+    monkeypatch.setattr(products, "onednn", both)
+    if "onednn_gate" in wrong:
+        monkeypatch.setattr(products, "onednn_gate", lambda w: lambda x: x @ w[: len(w) // 2].T)
+    assert "differs" in why_not(torch.float32, CPU)
+
+
+@needs_packing
+def test_products_in_the_forms_of_a_layer_are_the_plain_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed, "_pack", lambda weight, kind: lambda x: x @ weight.T * 1.01)
-    assert "differs" in why_not(torch.float32, CPU)
+    """Control of the test above, and any shape and number of rows."""
+    for intel in (False, True):
+        monkeypatch.setattr(packed, "on_intel", lambda intel=intel: intel)
+        assert why_not(torch.float32, CPU) == ""
+        plain = nn.Linear(32, 512, bias=False).requires_grad_(False)
+        for layer in (plain, GatedLinear(plain, torch.nn.functional.silu)):
+            made = PackedLinear(layer)
+            for shape in ((1, 32), (3, 32), (2, 5, 32), (1, 2, 32)):
+                x, y = torch.randn(shape), layer(torch.randn(shape))
+                torch.testing.assert_close(made(x), layer(x), atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(made.plus(x, y), layer(x) + y, atol=1e-5, rtol=1e-5)
 
 
 def test_a_torch_without_the_operators_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_slots_of_a_pass_are_the_layers_own_memory() -> None:
         slots = list(ours.append(count, torch.empty(16), 2))
         for layer, slot in enumerate(slots):
             rows = torch.randn(count, 2, 2, 16, generator=generator)
-            slot.new.copy_(rows)
+            slot.new.copy_(rows.flatten(1, 2).transpose(0, 1))
             shown = theirs.layers[layer].update(*rows.permute(1, 2, 0, 3)[:, None].unbind())
             assert torch.equal(slot.keys, shown[0]) and torch.equal(slot.values, shown[1])
             assert ours.layers[layer].length == ours.length == theirs.length

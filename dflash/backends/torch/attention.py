@@ -57,27 +57,29 @@ def grouped_attention(
 
 
 def attend_rows(
-    query: Tensor,  # [n, nh, D]
+    query: Tensor,  # [1, nh, n, D], rows lying behind each other
     key: Tensor,  # [1, nkv, T, D]
     value: Tensor,
     bias: Tensor | None,  # added to scores, see `places.Places.bias`
     scaling: float,
+    causal: bool = True,  # without a bias: the last n rows of the sequence, each up to itself
 ) -> Tensor:
-    """``[n, nh * D]``: the last n rows of one sequence over all of it, each up to itself."""
-    rows, heads, width = query.shape
+    """``[n, nh * D]``: a few rows over keys and values."""
+    _, heads, rows, width = query.shape
     groups = stacked_groups(query, heads // key.shape[1])
     if groups == 1 or rows > MOST_ROWS:
         mixed = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
+            query,
             key,
             value,
             attn_mask=bias,
-            is_causal=bias is None and rows > 1,
+            is_causal=causal and bias is None and rows > 1,
             scale=scaling,
             enable_gqa=heads != key.shape[1],
         )
-        return mixed[0].transpose(0, 1).flatten(1)
-    stacked = query.view(rows, -1, groups, width).transpose(0, 1).flatten(1, 2)[None]
+        return mixed.transpose(1, 2).reshape(rows, heads * width)
+    stacked = query[0].transpose(0, 1).view(rows, -1, groups, width)
+    stacked = stacked.transpose(0, 1).flatten(1, 2)[None]
     mixed = F.scaled_dot_product_attention(stacked, key, value, attn_mask=bias, scale=scaling)
     return mixed[0].view(-1, rows, groups, width).transpose(0, 1).flatten(1)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from transformers.cache_utils import (
 )
 
 from dflash.backends.torch.rollback_state import StateLayer
+from dflash.backends.torch.slots import Slot, slots_of
 from dflash.core.types import MOST_NODES
 from dflash.errors import CheckpointError
 
@@ -164,14 +165,6 @@ class HybridLayer(PreallocatedLayer, StateLayer):  # type: ignore[no-untyped-cal
         return PreallocatedLayer.bytes(self) + StateLayer.bytes(self)
 
 
-class Slot(NamedTuple):
-    """Where a layer's new rows go, and everything they see once they are there."""
-
-    new: Tensor  # [n, 2, nkv, D] keys and values of the rows
-    keys: Tensor  # [1, nkv, T + n, D]
-    values: Tensor
-
-
 class PreallocatedCache(Cache):
     """Preallocated layers of one model, moved back and forth together."""
 
@@ -223,9 +216,7 @@ class PreallocatedCache(Cache):
         for layer in self._own:
             layer.length = end
         self._seen = end
-        new = whole[:, :, :, start:end].permute(0, 3, 1, 2, 4).unbind()
-        keys, values = (whole[:, side, None, :, :end].unbind() for side in (0, 1))
-        return map(Slot, new, keys, values)
+        return slots_of(whole, 0, start, end)
 
     def _own_memory(self, whole: Tensor) -> None:
         """Spread ``whole`` over the layers; what they hold goes over into it."""

@@ -20,7 +20,10 @@ import transformers
 
 from dflash import env
 
-FILES = ("attention", "cache", "forward", "fused", "narrow", "packed", "places")
+FILES = (
+    *("attention", "cache", "decoder", "forward", "fused", "gated", "narrow", "packed"),
+    *("places", "products", "slots"),
+)
 """Modules beside this one whose code decides what a fused pass computes."""
 
 

@@ -10,7 +10,7 @@ they answer only the thread that asked, so sessions may share a model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
@@ -85,9 +85,18 @@ class Taps:
             for handle in handles:
                 handle.remove()
 
-    def put(self, layer: int, state: Tensor) -> None:
-        """Keep ``state [B, T, Ht]`` as the output of ``layer``, where layers run without hooks."""
-        self._states[layer] = state
+    def tap(self, rows: int) -> Callable[[int, Tensor], None]:
+        """What takes the output of each layer, where layers run without hooks.
+
+        Of states ``[n, Ht]`` the first ``rows`` are kept.
+        """
+        states, layers = self._states, self.layers
+
+        def put(layer: int, state: Tensor) -> None:
+            if layer in layers:
+                states[layer] = state[None, :rows]
+
+        return put
 
     def states(self) -> list[Tensor]:
         """The tapped outputs of the last forward, ``[B, T, Ht]`` each, in list order."""

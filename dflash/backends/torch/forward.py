@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash.backends.torch.cache import PreallocatedCache
+from dflash.backends.torch.decoder import Stack, multiply_of
 from dflash.backends.torch.features import FINAL_NORM, Taps
-from dflash.backends.torch.fused import FusedLayer, rms_norm
-from dflash.backends.torch.packed import least_rows
+from dflash.backends.torch.fused import FusedLayer
 from dflash.backends.torch.places import Places
 from dflash.backends.torch.tree import Branches, tree_bias
 
@@ -99,13 +99,13 @@ class FusedForward:
     def __init__(self, model: Any) -> None:
         """``model`` has `FusedLayer` layers only."""
         decoder = model.get_decoder()
-        self._table, self._layers = decoder.embed_tokens.weight, list(decoder.layers)
-        self._logits: Callable[[Tensor], Tensor] = model.lm_head
-        self._norm, self._eps = decoder.norm.weight, float(decoder.norm.variance_epsilon)
-        self._places: Places = decoder.rotary_emb.places(self._layers[0], self._table)
-        self._keys = self._layers[0].keys
-        self._like = self._table.new_empty(self._layers[0].head_dim)
-        self._least = least_rows(self._layers[0].qkv)
+        eps = float(decoder.norm.variance_epsilon)
+        self._stack = Stack(decoder.layers, decoder.norm.weight, eps)
+        self._table = decoder.embed_tokens.weight
+        self._logits: Callable[[Tensor], Tensor] = multiply_of(model.lm_head)
+        first = self._stack.first
+        self._places: Places = decoder.rotary_emb.places(first, self._table)
+        self._keys, self._like = first.keys, self._table.new_empty(first.head_dim)
         self.device = self._table.device
 
     def __call__(
@@ -118,8 +118,8 @@ class FusedForward:
     ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
         ids, start = torch.as_tensor(rows, device=self.device), cache.length
-        count, tapped = ids.shape[0], () if taps is None else taps.layers
-        more = max(0, self._least - count)
+        count = ids.shape[0]
+        more = max(0, self._stack.least - count)
         if tree is None:
             bias = self._places.bias(start, start + count)
             turns = self._places.turns(start, start + count + more)
@@ -127,13 +127,10 @@ class FusedForward:
             turns, bias = self._places.branching(start, tree, more)
         x = F.embedding(F.pad(ids, (0, more)) if more else ids, self._table)
         slots = cache.append(count, self._like, self._keys)
-        for index, (layer, slot) in enumerate(zip(self._layers, slots, strict=True)):
-            x = layer.rows(x, turns, bias, slot)
-            if taps is not None and index in tapped:
-                taps.put(index, x[None, :count])
-        x = rms_norm(x, self._norm, self._eps)
-        if taps is not None and FINAL_NORM in tapped:
-            taps.put(FINAL_NORM, x[None, :count])
+        tap = None if taps is None or not taps.layers else taps.tap(count)
+        x = self._stack(x, turns, bias, slots, tap)
+        if tap is not None:
+            tap(FINAL_NORM, x)
         if not keep or keep >= count:
             return self._logits(x)[:count]
         return self._logits(x[count - keep : count])

@@ -1,33 +1,22 @@
-"""Decoder layers of the common dense families in fewer, larger products.
+"""Decoder layers of the common dense families, replaced by fused ones (`decoder.py`).
 
-transformers' layer of a Llama makes seven products and some forty small operations; at one to
-sixteen rows on a CPU the small ones take a quarter of a pass. Here query, key and value are one
-product, gate and up another, and rotation is one multiplication of complex numbers. Same weights,
-same formulas, results within rounding: `load.py` compares logits before and after, and keeps
-transformers' layers where they differ.
-
-The layers stand where transformers' stood, so everything that calls the model goes on working.
-`FusedLayer.rows` is the same layer for the rows behind one sequence, with nothing around it: no
-module calls, one write to the cache, rotations and masks as slices of tables (`places.py`). Keys
-lie in the cache with the two halves of a head interleaved, which no product of queries and keys can
-see.
+`load.py` compares logits before and after, and keeps transformers' layers where they differ. The
+layers stand where transformers' stood, so everything that calls the model goes on working.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dflash.backends.torch.attention import NAME as STACKED
-from dflash.backends.torch.attention import attend_rows, stacked_groups
-from dflash.backends.torch.cache import Slot
+from dflash.backends.torch.attention import stacked_groups
+from dflash.backends.torch.decoder import DecoderLayer, Shape, rotate_, widened
 from dflash.backends.torch.places import Places
 
 FAMILIES = frozenset(
@@ -53,40 +42,16 @@ class FuseReport:
     reason: str = ""  # empty when layers were replaced
 
 
-class FusedLayer(nn.Module):
-    """One pre-norm decoder layer: attention and gated feed-forward, both residual."""
-
-    is_causal = True  # transformers' attention functions ask for it
+class FusedLayer(DecoderLayer):
+    """A decoder layer that stands where transformers' own stood."""
 
     def __init__(self, layer: Any) -> None:
         """Take over the weights of ``layer``; joined ones are copies."""
-        super().__init__()
-        self._parts: tuple[Any, ...] = ()
-        attention, mlp = layer.self_attn, layer.mlp
+        attention, norm = layer.self_attn, layer.input_layernorm
+        eps, act = float(norm.variance_epsilon), layer.mlp.act_fn
+        super().__init__(layer, Shape(attention.head_dim, attention.scaling, eps, act, causal=True))
         self.config, self.layer_idx = attention.config, attention.layer_idx
-        self.head_dim, self.scaling = attention.head_dim, attention.scaling
         self.num_key_value_groups = attention.num_key_value_groups
-        self.queries = attention.q_proj.out_features // self.head_dim
-        self.keys = attention.k_proj.out_features // self.head_dim
-        turned = self.queries + self.keys
-        self.qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        _interleave(self.qkv.weight, turned, self.head_dim)
-        if self.qkv.bias is not None:
-            _interleave(self.qkv.bias, turned, self.head_dim)
-        self.o_proj, self.down_proj = attention.o_proj, mlp.down_proj
-        self.gate_up, self.act = joined(mlp.gate_proj, mlp.up_proj), mlp.act_fn
-        self.before_attention, self.before_mlp = (
-            layer.input_layernorm,
-            layer.post_attention_layernorm,
-        )
-        self.eps = float(layer.input_layernorm.variance_epsilon)
-        self.head_norm: nn.Parameter | None = None
-        if hasattr(attention, "q_norm"):
-            parts = [attention.q_norm.weight.repeat(self.queries)]
-            parts.append(attention.k_norm.weight.repeat(self.keys))
-            weight = torch.cat(parts)
-            _interleave(weight, turned, self.head_dim)
-            self.head_norm = nn.Parameter(weight.view(turned, -1), requires_grad=False)
 
     def forward(
         self,
@@ -98,59 +63,16 @@ class FusedLayer(nn.Module):
         """The layer as transformers calls it."""
         assert position_embeddings is not None, "the model's rotary embedding was not replaced"
         held = options.get("cache", options.get("past_key_values"))
-        heads = self._heads(hidden_states, position_embeddings).transpose(1, 2)
-        query, key, value = torch.split(heads, [self.queries, self.keys, self.keys], dim=1)
+        heads = rotate_(self.joint(hidden_states), widened(position_embeddings, self))
+        parts = torch.split(heads.transpose(1, 2), [self.queries, self.keys, self.keys], dim=1)
+        query, key, value = parts
         if held is not None:
             key, value = held.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         mixed: Tensor = attend(
             self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling
         )[0]
-        return self._rest(hidden_states, mixed.flatten(-2))
-
-    def rows(
-        self,
-        x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
-        turns: Tensor,  # as many rows, [n, 1, D/2] complex
-        bias: Tensor | None,  # see `Places.bias`
-        slot: Slot,
-    ) -> Tensor:  # [n, H]
-        """The layer on the rows behind one sequence, with nothing around it."""
-        heads, rows = self._heads(x, turns), slot.new.shape[0]
-        if rows < x.shape[0]:
-            heads = heads[:rows]
-        slot.new.copy_(heads[:, self.queries :].view(rows, 2, self.keys, -1))
-        mixed = attend_rows(heads[:, : self.queries], slot.keys, slot.values, bias, self.scaling)
-        if rows < x.shape[0]:
-            mixed = F.pad(mixed, (0, 0, 0, x.shape[0] - rows))
-        return self._rest(x, mixed)
-
-    def _heads(self, x: Tensor, turns: Tensor) -> Tensor:
-        """Rows [.., n, H] to heads [.., n, nh + 2 nkv, D], queries and keys rotated."""
-        qkv, _, _, _, _, norm, _ = self._parts or self._at_hand()
-        joint: Tensor = qkv(rms_norm(x, norm, self.eps))
-        heads = joint.view(*x.shape[:-1], -1, self.head_dim)
-        turned = self.queries + self.keys
-        if self.head_norm is not None:
-            both = heads[..., :turned, :]
-            both.copy_(rms_norm(both, self.head_norm, self.eps))
-        return rotate_(heads, turned, turns)
-
-    def _rest(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """What follows on attention's result [.., nh * D]."""
-        _, out, gate_up, down, act, _, norm = self._parts
-        x = x + out(mixed)
-        gate, up = gate_up(rms_norm(x, norm, self.eps)).chunk(2, dim=-1)
-        result: Tensor = x + down(act(gate).mul_(up))
-        return result
-
-    def _at_hand(self) -> tuple[Any, ...]:
-        """What every call needs, as plain attributes: a module's own are looked up slowly."""
-        products = (self.qkv, self.o_proj, self.gate_up, self.down_proj, self.act)
-        norms = (self.before_attention.weight, self.before_mlp.weight)
-        calls = (getattr(part, "multiply", part.forward) for part in products)
-        self._parts = (*calls, *norms)
-        return self._parts
+        return self.rest(hidden_states, mixed.flatten(-2))
 
 
 class Turns(nn.Module):
@@ -173,53 +95,6 @@ class Turns(nn.Module):
         angles = position_ids[..., None].float() * self.rotary.inv_freq.float()
         length = torch.full_like(angles, self.rotary.attention_scaling)
         return torch.polar(length, angles)[:, :, None]
-
-
-def rotate_(heads: Tensor, count: int, turns: Tensor) -> Tensor:
-    """The first ``count`` of heads [.., n, h, D], halves interleaved, turned by [.., n, 1, D/2].
-
-    In place where the numbers are wide enough.
-    """
-    wide = heads if heads.dtype in (torch.float32, torch.float64) else heads.float()
-    pairs = torch.view_as_complex(wide.view(*heads.shape[:-1], -1, 2))
-    pairs[..., :count, :].mul_(turns)
-    return wide.to(heads.dtype)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis, computed in float32."""
-    wide = x.float()
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # one kernel; mean() is two
-    mean = torch.addcmul(_number(eps, wide.device), length, length, value=1 / x.shape[-1])
-    return wide.mul(mean.rsqrt_()).to(x.dtype).mul_(weight)
-
-
-@cache
-def _number(value: float, device: torch.device) -> Tensor:
-    """``value`` as a tensor, made once: numbers become tensors anew in every call."""
-    with torch.inference_mode(False):
-        return torch.full((1,), value, device=device)
-
-
-def _interleave(weight: Tensor, heads: int, width: int) -> None:
-    """Put the two halves of each of the first ``heads`` heads of ``width`` rows side by side."""
-    part = weight.data[: heads * width]
-    halves = part.view(heads, 2, width // 2, *part.shape[1:]).transpose(1, 2)
-    part.copy_(halves.flatten(0, 2).clone())
-
-
-def joined(*layers: nn.Linear) -> nn.Linear:
-    """One linear layer with the outputs of ``layers`` behind each other."""
-    first = layers[0]
-    bias = None if first.bias is None else torch.cat([x.bias for x in layers])
-    # The meta device: weights that are replaced at once need no memory and no random numbers.
-    result = nn.Linear(first.in_features, 1, bias=bias is not None, device="meta")
-    weight = torch.cat([x.weight for x in layers])
-    result.out_features = weight.shape[0]
-    result.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        result.bias = nn.Parameter(bias, requires_grad=False)
-    return result
 
 
 def why_not(model: Any) -> str:

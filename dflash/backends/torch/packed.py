@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dflash.backends.torch import narrow
+from dflash.backends.torch import narrow, products
+from dflash.backends.torch.gated import GatedLinear, gate, is_silu
 from dflash.backends.torch.narrow import Multiply
+from dflash.backends.torch.products import FEW, ROWS_HINT, Plus
 from dflash.errors import ConfigError
 
-ROWS_HINT = 8  # the packed layout is made for this many rows; measured flat from 1 to 16
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-FEW = 4  # oneDNN has a slower road for fewer rows than these
 PADDED_TO, MOST_PADDING = 512, 1.25  # of MKL's packed outputs; more would cost memory for nothing
 CHECKED = (80, 512)  # outputs of the layers compared at load: one for each choice of library
 OPERATORS = {
@@ -40,6 +40,7 @@ OPERATORS = {
 
 CPU = torch.device("cpu")
 MKL, ONEDNN = "mkl", "onednn"
+PLAIN = (nn.Linear, GatedLinear)  # layers that are packed; subclasses of them are left alone
 Look = Callable[[str, Tensor], None]
 
 
@@ -65,7 +66,7 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         weight = linear.weight.detach()
         self.kind = weights or choose_kind(weight.dtype, weight.shape[0])
-        self.multiply = _with_bias(_pack(weight, self.kind), self.bias)
+        self.multiply, self.plus = _products(linear, weight, self.kind)
         self.bytes = weight.numel() * narrow.BYTES.get(self.kind, weight.element_size())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,8 +78,26 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
+def _products(linear: nn.Linear, weight: Tensor, kind: str) -> tuple[Multiply, Plus]:
+    """``x -> linear(x)`` and ``x, y -> linear(x) + y``."""
+    joins = kind == ONEDNN and weight.dtype == torch.float32 and linear.bias is None
+    if not isinstance(linear, GatedLinear):
+        if joins:
+            return products.onednn(weight)
+        multiply = _with_bias(_pack(weight, kind), linear.bias)
+    elif joins and is_silu(linear.act):
+        multiply = products.onednn_gate(weight)
+    else:
+        multiply = _gated(_with_bias(_pack(weight, kind), linear.bias), linear.act)
+    return multiply, lambda x, y: multiply(x).add_(y)
+
+
 def _with_bias(multiply: Multiply, bias: Tensor | None) -> Multiply:
     return multiply if bias is None else lambda x: multiply(x).add_(bias)
+
+
+def _gated(multiply: Multiply, act: Multiply) -> Multiply:
+    return lambda x: gate(multiply(x), act)
 
 
 def least_rows(layer: nn.Module) -> int:
@@ -90,36 +109,7 @@ def _pack(weight: Tensor, kind: str) -> Multiply:
     """The product with a copy of ``weight`` [out, in] packed for ``kind``."""
     if kind in narrow.WEIGHTS:
         return narrow.narrow(weight, kind)
-    return _pack_mkl(weight) if kind == MKL else _pack_onednn(weight)
-
-
-def _pack_mkl(weight: Tensor) -> Multiply:
-    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, ROWS_HINT)
-    shape = weight.new_empty(1).expand(weight.shape)  # the operator reads sizes only
-    width = weight.shape[1]
-
-    def multiply(x: Tensor) -> Tensor:
-        rows = x.numel() // width  # any other number would take the unpacked road
-        y: Tensor = torch.ops.mkl._mkl_linear(x, packed, shape, None, rows)
-        return y
-
-    return multiply
-
-
-def _pack_onednn(weight: Tensor) -> Multiply:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
-    out, width = weight.shape
-
-    def multiply(x: Tensor) -> Tensor:
-        rows = x.numel() // width
-        if rows >= FEW:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-            return y
-        filled = F.pad(x.reshape(rows, width), (0, 0, 0, FEW - rows))
-        y = torch.ops.mkldnn._linear_pointwise(filled, packed, None, "none", [], "")
-        return y[:rows].view(*x.shape[:-1], out)
-
-    return multiply
+    return products.mkl(weight) if kind == MKL else products.onednn(weight)[0]
 
 
 def choose_kind(dtype: torch.dtype, out_features: int) -> str:
@@ -177,14 +167,17 @@ def _wrong_result(dtype: torch.dtype, form: str | None = None, device: torch.dev
     most = narrow.TOLERANCE[form] if form else TOLERANCE[dtype]
     try:
         for out in CHECKED:
+            plain = nn.Linear(64, out, bias=False, device=device, dtype=dtype)
             weight = torch.randn(out, 64, generator=generator).to(device, dtype)
-            packed = _pack(weight, form or choose_kind(dtype, out))
-            for rows in (1, 3, ROWS_HINT, 40):
-                x = torch.randn(rows, 64, generator=generator).to(device, dtype)
-                plain = F.linear(x, weight)
-                gap = (packed(x) - plain).abs().max() / plain.abs().max()
-                if not gap <= most:
-                    return "the packed product of this torch differs from the plain one"
+            plain.weight = nn.Parameter(weight, requires_grad=False)
+            for layer in (plain, GatedLinear(plain, F.silu)):
+                multiply, plus = _products(layer, weight, form or choose_kind(dtype, out))
+                for rows in (1, 3, ROWS_HINT, 40):
+                    x = torch.randn(rows, 64, generator=generator).to(device, dtype)
+                    y = layer(x)
+                    gaps = (multiply(x) - y, plus(x, y) - 2 * y)
+                    if not max(gap.abs().max() for gap in gaps) <= most * y.abs().max():
+                        return "the packed product of this torch differs from the plain one"
     except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
         return f"packing fails in this torch: {str(error).partition(chr(10))[0]}"
     return ""
@@ -199,7 +192,7 @@ def pack_model(model: Any, look: Look | None = None, weights: str | None = None)
     Embedding tables stay; a head tied to one gets its own packed copy. Changes the model: only for
     models this package loaded itself. Layers of subclasses of nn.Linear are left alone.
     """
-    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    names = [name for name, module in model.named_modules() if type(module) in PLAIN]
     if not names:
         return PackReport(reason="the model has no plain linear layers")
     weight = model.get_submodule(names[0]).weight

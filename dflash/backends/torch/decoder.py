@@ -1,0 +1,219 @@
+"""One decoder layer of the common dense families in few, large products; a target's and a draft's.
+
+A layer of a Llama written out makes seven products and some forty small operations; at one to
+sixteen rows on a CPU the small ones take a quarter of a pass. Here query, key and value are one
+product, gate and up another, rotation is one multiplication of complex numbers, and what is added
+to a product's result is added in the product where the packed form can. Same weights, same
+formulas, results within rounding.
+
+`DecoderLayer.rows` is the layer for the rows behind one sequence, with nothing around it: no module
+calls, one write to the cache, rotations and masks as slices of tables (`places.py`). Keys lie in
+the cache with the two halves of a head interleaved, which no product of queries and keys can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dflash.backends.torch.attention import attend_rows
+from dflash.backends.torch.gated import GatedLinear
+from dflash.backends.torch.narrow import Multiply
+from dflash.backends.torch.packed import least_rows
+from dflash.backends.torch.products import Plus
+from dflash.backends.torch.slots import Slot
+
+WIDE = (torch.float32, torch.float64)  # numbers wide enough to be turned where they lie
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a layer's modules do not say of themselves under one name."""
+
+    head_dim: int
+    scaling: float  # of attention scores
+    eps: float
+    act: Callable[[Tensor], Tensor]
+    causal: bool  # a row sees itself and those before it, where no mask says more
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm decoder layer: attention and gated feed-forward, both residual."""
+
+    def __init__(self, layer: Any, shape: Shape) -> None:
+        """Take over the weights of ``layer``, named as Llama names them; joined ones are copies."""
+        super().__init__()
+        self._parts: tuple[Any, ...] = ()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.head_dim, self.scaling, self.eps = shape.head_dim, shape.scaling, shape.eps
+        self.is_causal = shape.causal
+        self.queries = attention.q_proj.out_features // self.head_dim
+        self.keys = attention.k_proj.out_features // self.head_dim
+        self.turned = self.queries + self.keys  # heads that are rotated, the first ones
+        self.sizes = (self.queries, 2 * self.keys)
+        self.qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        for part in (self.qkv.weight, self.qkv.bias):
+            if part is not None:
+                interleave(part, self.turned, self.head_dim)
+        self.o_proj, self.down_proj = attention.o_proj, mlp.down_proj
+        self.gate_up = GatedLinear(joined(mlp.gate_proj, mlp.up_proj), shape.act)
+        self.input_layernorm = layer.input_layernorm
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        self.head_norm: nn.Parameter | None = None
+        if hasattr(attention, "q_norm"):
+            parts = [attention.q_norm.weight.repeat(self.queries)]
+            parts.append(attention.k_norm.weight.repeat(self.keys))
+            weight = torch.cat(parts)
+            interleave(weight, self.turned, self.head_dim)
+            self.head_norm = nn.Parameter(weight.view(self.turned, -1), requires_grad=False)
+
+    def rows(
+        self,
+        x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
+        turns: Tensor,  # as many rows, [n, heads, D/2] complex, see `widened`
+        bias: Tensor | None,  # added to scores, see `attention.attend_rows`
+        slot: Slot,
+    ) -> Tensor:  # [n, H]
+        """The layer on the rows behind one sequence, with nothing around it."""
+        count, rows = x.shape[0], slot.new.shape[2]
+        heads = rotate_(self.joint(x), turns).unsqueeze(0).transpose(1, 2)
+        if rows < count:
+            heads = heads.narrow(2, 0, rows)
+        query, new = torch.split_with_sizes(heads, self.sizes, 1)
+        slot.new.copy_(new)
+        mixed = attend_rows(query, slot.keys, slot.values, bias, self.scaling, self.is_causal)
+        if rows < count:
+            mixed = F.pad(mixed, (0, 0, 0, count - rows))
+        return self.rest(x, mixed)
+
+    def rest(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """What follows on attention's result [.., nh * D]."""
+        _, out, gated, down, _, norm, *_ = self._parts
+        x = out(mixed, x)
+        result: Tensor = down(gated(norm(x)), x)
+        return result
+
+    def joint(self, x: Tensor) -> Tensor:
+        """Rows [.., n, H] to heads [.., n, heads, D], normed where the family does."""
+        parts = self._parts or self._at_hand()
+        heads: Tensor = parts[0](parts[4](x)).view(*x.shape[:-1], -1, self.head_dim)
+        if self.head_norm is not None:
+            both = heads.narrow(-2, 0, self.turned)
+            both.copy_(parts[6](both))
+        return heads
+
+    def _at_hand(self) -> tuple[Any, ...]:
+        """What every call needs, as plain attributes: a module's own are looked up slowly."""
+        norms = [self.input_layernorm.weight, self.post_attention_layernorm.weight]
+        if self.head_norm is not None:
+            norms.append(self.head_norm)
+        self._parts = (
+            multiply_of(self.qkv),
+            plus_of(self.o_proj),
+            multiply_of(self.gate_up),
+            plus_of(self.down_proj),
+            *(norm_of(weight, self.eps) for weight in norms),
+        )
+        return self._parts
+
+
+class Stack:
+    """Decoder layers and the norm behind them, over the rows behind one sequence."""
+
+    def __init__(self, layers: Iterable[DecoderLayer], norm: Tensor, eps: float) -> None:
+        """All layers are alike in shape."""
+        self.layers, self._norm = list(layers), norm_of(norm, eps)
+        self.first = self.layers[0]
+        self.least = least_rows(self.first.qkv)  # fewer rows cost no less
+
+    def __call__(
+        self,
+        x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
+        turns: Tensor,  # as many rows, [n, 1, D/2] complex
+        bias: Tensor | None,
+        slots: Iterable[Slot],
+        tap: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:  # as x
+        """Normed states of the last layer; ``tap`` sees the state behind each layer."""
+        turns = widened(turns, self.first)
+        for index, (layer, slot) in enumerate(zip(self.layers, slots, strict=True)):
+            x = layer.rows(x, turns, bias, slot)
+            if tap is not None:
+                tap(index, x)
+        return self._norm(x)
+
+
+def multiply_of(part: Any) -> Multiply:
+    """The product with a linear layer, packed or not."""
+    found: Multiply = getattr(part, "multiply", part.forward)
+    return found
+
+
+def plus_of(part: Any) -> Plus:
+    """``x, y -> part(x) + y``."""
+    return getattr(part, "plus", lambda x, y: part(x).add_(y))
+
+
+def widened(turns: Tensor, layer: DecoderLayer) -> Tensor:
+    """Turns [.., 1, D/2] of a row for each of its heads, the values' being none: [.., heads, D/2].
+
+    So that a layer turns them all at once, in memory that lies as they do.
+    """
+    shape = (*turns.shape[:-2], layer.keys, turns.shape[-1])
+    turning = turns.expand(*shape[:-2], layer.turned, -1)
+    return torch.cat((turning, turns.new_ones(shape)), dim=-2)
+
+
+def rotate_(heads: Tensor, turns: Tensor) -> Tensor:
+    """Heads [.., n, h, D], halves interleaved, turned by [.., n, h, D/2].
+
+    In place where the numbers are wide enough.
+    """
+    wide = heads if heads.dtype in WIDE else heads.float()
+    torch.view_as_complex(wide.view(*heads.shape[:-1], -1, 2)).mul_(turns)
+    return wide if wide is heads else wide.to(heads.dtype)
+
+
+def norm_of(weight: Tensor, eps: float) -> Multiply:
+    """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis, computed in float32."""
+    norm, part = torch.linalg.vector_norm, 1 / weight.shape[-1]
+    with torch.inference_mode(False):
+        number = torch.full((1,), eps, device=weight.device)
+
+    def wide(x: Tensor) -> Tensor:
+        length = norm(x, 2, -1, True)  # one kernel; mean() is two
+        return (x * torch.addcmul(number, length, length, value=part).rsqrt_()).mul_(weight)
+
+    def other(x: Tensor) -> Tensor:
+        y = x.float()
+        length = norm(y, 2, -1, True)
+        scale = torch.addcmul(number, length, length, value=part).rsqrt_()
+        return (y * scale).to(x.dtype).mul_(weight)
+
+    return wide if weight.dtype == torch.float32 else other
+
+
+def interleave(weight: Tensor, heads: int, width: int) -> None:
+    """Put the two halves of each of the first ``heads`` heads of ``width`` rows side by side."""
+    part = weight.data[: heads * width]
+    halves = part.view(heads, 2, width // 2, *part.shape[1:]).transpose(1, 2)
+    part.copy_(halves.flatten(0, 2).clone())
+
+
+def joined(*layers: nn.Linear) -> nn.Linear:
+    """One linear layer with the outputs of ``layers`` behind each other."""
+    first = layers[0]
+    bias = None if first.bias is None else torch.cat([x.bias for x in layers])
+    # The meta device: weights that are replaced at once need no memory and no random numbers.
+    result = nn.Linear(first.in_features, 1, bias=bias is not None, device="meta")
+    weight = torch.cat([x.weight for x in layers])
+    result.out_features = weight.shape[0]
+    result.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        result.bias = nn.Parameter(bias, requires_grad=False)
+    return result
