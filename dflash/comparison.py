@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dflash.config import NGRAM
+from dflash.config import NGRAM, NO_DRAFT
 from dflash.core.stats import Stats
 from dflash.drafts.spec import read_spec
 from dflash.engine import Engine
@@ -95,12 +95,16 @@ def kind_of_draft(draft: str | None) -> tuple[str, int]:
     return spec.kind, int(nested.get("selector_top_k") or 0)
 
 
-def settle_algorithm(algorithm: str, draft: str | None) -> tuple[str, str, int]:
+def settle_algorithm(algorithm: str | None, draft: str | None) -> tuple[str, str, int]:
     """(draft to open, what it is, its selector's candidates) for what was asked.
 
-    ``dflash`` renames itself where the file has a selector. Raises ConfigError for a draft of
-    another method, before anything is loaded.
+    None: what the draft is. ``dflash`` renames itself where the file has a selector. Raises
+    ConfigError for a draft of another method, before anything is loaded.
     """
+    if algorithm is None:
+        if draft in (None, NO_DRAFT):
+            raise ConfigError("there is no draft to compare with: name one (--draft-model)")
+        return str(draft), *kind_of_draft(draft)
     if algorithm not in ALGORITHMS:
         raise ConfigError(f"--algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     if algorithm == NGRAM:
@@ -114,7 +118,10 @@ def settle_algorithm(algorithm: str, draft: str | None) -> tuple[str, str, int]:
             f"{draft} has none: it is a DFlash v1 draft, --algorithm dflash"
         )
     if kind != algorithm and (algorithm, kind) != ("dflash", "dflash2"):
-        raise ConfigError(f"--algorithm {algorithm} was asked for, and {draft} is a {kind} draft")
+        raise ConfigError(
+            f"--algorithm {algorithm} was asked for, and {draft} is of another method: say "
+            f"--algorithm {kind}, or leave it out"
+        )
     return draft, kind, top_k
 
 

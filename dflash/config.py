@@ -142,7 +142,7 @@ class LoadConfig:
         at_least(1, "threads", self.threads)
         if self.draft_bits not in (None, 4, 8):
             raise ConfigError(f"draft_bits must be 4 or 8, got {self.draft_bits!r}")
-        for name in ("pack_weights", "trust_remote_code", "profile"):
+        for name in ("pack_weights", "trust_remote_code", "profile", "force_dflash", "mtp"):
             switch(name, getattr(self, name))
         set_fields(self, taps=_taps(self.taps))
         if not isinstance(self.gguf, GgufOptions):

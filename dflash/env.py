@@ -18,6 +18,7 @@ from typing import Literal
 
 from dflash.errors import ConfigError
 
+MOST_DIGITS = 9  # of a number that anybody means
 _OFF = {"", "0", "false", "no", "off"}
 
 
@@ -42,8 +43,10 @@ def block_size() -> int | Literal["auto"] | None:
         return None
     if text == "auto":
         return "auto"
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"DFLASH_BLOCK_SIZE must be 1 or more, or 'auto'; it is {text!r}")
+    if not text.isdecimal() or len(text) > MOST_DIGITS or int(text) < 1:
+        raise ConfigError(
+            f"DFLASH_BLOCK_SIZE must be 1 or more, or 'auto'; it is {text[: 2 * MOST_DIGITS]!r}"
+        )
     return int(text)
 
 

@@ -108,6 +108,8 @@ class GenerateConfig:
             logprobs=_logprobs(self.logprobs),
             json_schema=_schema(self.json_schema),
         )
+        for name in ("ignore_eos", "echo", "strict_mode", "greedy_drafts", "reuse"):
+            checks.switch(name, getattr(self, name))
         self._check_lengths()
         self._check_sampling()
         self._check_penalties()

@@ -252,13 +252,19 @@ def dflash_generate(
             "dflash_generate(model, target, ...) takes the draft first, a DFlashDraftModel, and "
             f"then the target; got {type(model).__name__} and {type(target).__name__}"
         )
+    size = model.block_size if block_size is None else block_size
+    if isinstance(size, str):
+        raise ConfigError(
+            f"block_size here is a whole number, and not {size!r}: dflash.load(target, draft)"
+            '.generate(prompt, block_size="auto") chooses it while running'
+        )
     asked = GenerateConfig(
         max_tokens=max_new_tokens,
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_k=top_k or 0,
         top_p=1.0 if top_p is None else top_p,
         stop_token_ids=stop_token_ids,
-        block_size=model.block_size if block_size is None else block_size,
+        block_size=size,
     )
     given = input_ids["input_ids"] if isinstance(input_ids, Mapping) else input_ids
     prompt = encode(None, given)

@@ -193,6 +193,20 @@ def test_block_sizes_and_taps_are_read_from_text():
     assert parse_taps("1, 8,15") == (1, 8, 15)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((LoadConfig, n) for n in ("force_dflash", "mtp", "profile", "pack_weights")),
+        *((GenerateConfig, n) for n in ("ignore_eos", "echo", "strict_mode", "reuse")),
+    ],
+)
+def test_a_switch_is_true_or_false_and_nothing_else(kind, name):
+    needed = {"target": "toy"} if kind is LoadConfig else {}
+    for value in ("yes", 1, None):
+        with pytest.raises(ConfigError, match=f"{name} must be True or False"):
+            kind(**needed, **{name: value})
+
+
 def test_the_environment_gives_a_block_size(monkeypatch):
     monkeypatch.delenv("DFLASH_BLOCK_SIZE", raising=False)
     assert env.block_size() is None

@@ -36,9 +36,18 @@ def fault(said: Sequence[Hashable], decoded: int, seconds: float) -> str | None:
         return "stuck on one token"
     if in_circles(said):
         return "runs in circles"
-    if decoded < LEAST_TOKENS or seconds < LEAST_SECONDS:
-        return "too short"
+    if decoded < LEAST_TOKENS:
+        return f"shorter than {LEAST_TOKENS} tokens"
+    if seconds < LEAST_SECONDS:
+        return f"too fast to be timed (under {1e3 * LEAST_SECONDS:.0f} ms; more --max-tokens help)"
     return None
+
+
+def noise(found: float) -> str | None:
+    """What to say where repeats lie ``found`` apart; None = they agree well enough."""
+    if found <= NOISY:
+        return None
+    return f"noisy machine: repeats of a text differ by {100 * found:.0f} %"
 
 
 def spread(repeats: Sequence[Sequence[float]]) -> float:

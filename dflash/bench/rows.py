@@ -111,8 +111,8 @@ def _refusal(found: Ratio, reasons: Mapping[str, int], noise: float) -> str | No
     if not found.texts:
         most = max(reasons, key=reasons.__getitem__) if reasons else "no text"
         return f"no text counts: {most}"
-    if noise > guards.NOISY:
-        return f"noisy machine: repeats of a text differ by {100 * noise:.0f} %"
+    if (said := guards.noise(noise)) is not None:
+        return said
     if found.spread > guards.UNSURE:
         wide = f"{found.low:.2f} to {found.high:.2f}"
         return f"noisy machine: the speed-up is somewhere in {wide}"

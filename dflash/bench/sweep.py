@@ -3,7 +3,8 @@
 All candidates run on a few prompts; the faster half runs on as many new ones as there were so far,
 and so on, until two are left or the time is used up. Every candidate writes the same greedy text,
 so a survivor is judged by everything it ran: by the median over texts of its speed-up, which one
-disturbance does not move. Plain decoding takes part as block 1.
+disturbance does not move. Plain decoding takes part as block 1; in the first heat it ends each text
+once more, and where the two differ much the machine is too noisy for the answer to be trusted.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Sweep:
     heats: tuple[Heat, ...]
     seconds: float
     stopped: str  # why it ended: decided, out of time, out of prompts
+    noise: str | None = None  # why the figures are not to be built on
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -72,7 +74,7 @@ def sweep(
     while True:
         before = clock()
         running = {name: arms[names[name]] for name in (PLAIN, *left)}
-        heat = list(_heat(running, source, new, tokens))
+        heat = list(_heat(running, source, new, tokens, again=not heats))
         if not heat:
             stopped = "out of prompts"
             break
@@ -90,22 +92,36 @@ def sweep(
             break
     gains = {name: _gain(texts, name) for name in left}
     best = max(left, key=gains.__getitem__, default=PLAIN)
-    spent = clock() - start
-    if best == PLAIN or gains[best] <= 1:
-        return Sweep(1, None, tuple(heats), spent, stopped)
-    over = _over_texts(_with(texts, best), best)
-    return Sweep(names[best], over, tuple(heats), spent, stopped)
+    plain = best == PLAIN or gains[best] <= 1
+    return Sweep(
+        block_size=1 if plain else names[best],
+        speedup=None if plain else _over_texts(_with(texts, best), best),
+        heats=tuple(heats),
+        seconds=clock() - start,
+        stopped=stopped,
+        noise=guards.noise(guards.spread([[run.decode for run in t[PLAIN]] for t in texts])),
+    )
 
 
 def _heat(
-    arms: Mapping[str, Arm], source: Iterator[Sequence[int]], count: int, tokens: int
+    arms: Mapping[str, Arm],
+    source: Iterator[Sequence[int]],
+    count: int,
+    tokens: int,
+    *,
+    again: bool,
 ) -> Iterator[dict[str, list[Run]]]:
-    """``count`` texts that say something about speed, as long as there are prompts."""
+    """``count`` texts that say something about speed, as long as there are prompts.
+
+    ``again``: plain decoding runs also last.
+    """
     while count and (prompt := next(source, None)) is not None:
         text = interleaved(prompt, arms, tokens, 1)
         plain = text[PLAIN][0]
         if not (guards.stuck(plain.ids) or guards.in_circles(plain.ids)):
             count -= 1
+            if again:
+                text[PLAIN].append(arms[PLAIN](prompt, tokens))
             yield text
 
 

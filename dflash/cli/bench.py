@@ -151,6 +151,7 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
+    yield "committed: tokens a round, over all rounds; macro: the mean of each text's own"
     for row in found["rows"]:
         if row["refused"]:
             yield f"{row['arm']}: no speed-up shown: {row['refused']}"

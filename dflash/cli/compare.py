@@ -21,11 +21,13 @@ TEXT = "Explain in a few sentences how rainbows form, and then write a short poe
 
 def compare(
     algorithm: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--algorithm", metavar="NAME", help="dflash, dflash2, dspark, eagle3, mtp or ngram."
+            "--algorithm",
+            metavar="NAME",
+            help="dflash, dflash2, dspark, eagle3, mtp or ngram; left out: what the draft is.",
         ),
-    ] = "dflash",
+    ] = None,
     model: o.Model = None,
     draft: o.Draft = None,
     backend: o.Backend = "auto",
@@ -121,11 +123,13 @@ def lines(found: Comparison, texts: bool = False) -> Iterator[str]:
     yield f"target       {found.model} ({found.backend})"
     yield f"draft        {found.draft}"
     yield f"algorithm    {found.algorithm}, block size {found.block_size}, {found.layout}"
-    yield f"selector     top-k {found.selector_top_k}"
+    if found.selector_top_k:
+        yield f"selector     {found.selector_top_k} candidates a place"
     yield f"prompt       {found.prompt_tokens} tokens"
     yield "drafts  tokens/s  speed-up  committed  accepted  rollbacks  draft s  verify s  match"
     for arm in found.arms:
         yield _row(arm)
+    yield "committed: tokens a round. rollbacks: rounds that rejected a draft"
     for arm in found.arms[1:]:
         kept = " ".join(f"{rate:.2f}" for rate in arm.stats.acceptance_by_position)
         yield f"kept at draft 1, 2, ... of {arm.draft_tokens}: {kept or '-'}"

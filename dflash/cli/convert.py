@@ -12,7 +12,9 @@ from dflash.cli.output import emit_json, note
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A draft: its folder, or a .gguf sidecar.")],
+    source: Annotated[
+        str, typer.Argument(help="A draft: its folder, or its .gguf file (a sidecar).")
+    ],
     to: Annotated[
         str, typer.Option("--to", metavar="FORMAT", help="hf, speculators, eagle, mlx or gguf.")
     ],

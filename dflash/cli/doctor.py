@@ -11,7 +11,7 @@ from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli.given import open_engine
 from dflash.cli.groups import Given, flat, with_groups
-from dflash.cli.output import emit_json, status
+from dflash.cli.output import emit_json, note, status
 from dflash.cli.verify import Prompts
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def doctor(
 ) -> None:
     """Examine a pair: fit, acceptance, cost, and a verdict. Exit status 1 when it is broken."""
     given = flat(locals())
+    from dflash.bench import guards
     from dflash.doctor.measured import examine
     from dflash.verify.prompts import read
 
@@ -46,6 +47,8 @@ def doctor(
     else:
         for line in _lines(report):
             typer.echo(line)
+    if report.cost is not None and (noise := guards.noise(report.cost.spread)) is not None:
+        note(f"{noise}, so do not build on the costs: run again while nothing else runs")
     raise typer.Exit(BROKEN if report.verdict == "broken" else 0)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dflash import env
+from dflash.cli.groups import was_given
 from dflash.cli.output import emit_json, note, status
 from dflash.config import BlockSize
 from dflash.errors import ConfigError, UnknownName
@@ -69,7 +70,7 @@ ONLY_ENGINE = {
 def check_flags(ctx: typer.Context, engine: str | None) -> None:
     """Refuse flags that would be ignored. Raises ConfigError."""
     flags = {p.name: p.opts[0] for p in ctx.command.params if p.name is not None}
-    given = {name for name in flags if _was_given(ctx, name)}
+    given = {name for name in flags if was_given(ctx, name)}
     idle = sorted(flags[name] for name in given - BOTH if (name in ONLY_ENGINE) == (engine is None))
     if idle and engine is None:
         raise ConfigError(f"{', '.join(idle)}: only together with --engine")
@@ -78,11 +79,6 @@ def check_flags(ctx: typer.Context, engine: str | None) -> None:
             f"{', '.join(idle)}: {engine} is not told of these; give it its own flags with "
             "--engine-arg, or serve without --engine"
         )
-
-
-def _was_given(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def serve_with(given: Mapping[str, Any], size: BlockSize) -> None:

@@ -36,13 +36,29 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: given[name] for name in names} | shape(given)
     size = given["block_size"]
     options["block_size"] = None if size is None else parse_block_size(size)
-    if size is None and given["draft_tokens"] is None:
+    from_environment = size is None and given["draft_tokens"] is None
+    if from_environment:
         options["block_size"] = _from_environment(given)
     if "draft_tree" in given:
         options["draft_tree"] = parse_draft_tree(given["draft_tree"])
     insist_on_text(given["system"] or "", "the system message")
-    from_options(GenerateConfig, options)  # before a minute of loading, not after
+    _check(options, from_environment)
     return {**options, "chat_template": not given["no_chat_template"], "system": given["system"]}
+
+
+def _check(options: Mapping[str, Any], from_environment: bool) -> None:
+    """Before a minute of loading, not after. Raises ConfigError that names a variable at fault."""
+    try:
+        from_options(GenerateConfig, options)
+    except ConfigError as problem:
+        size = options["block_size"]
+        if not from_environment or size is None:
+            raise
+        from_options(GenerateConfig, {**options, "block_size": None})  # what else may be wrong
+        raise ConfigError(
+            f"{problem} (the block size comes from DFLASH_BLOCK_SIZE={size}: unset it, or overrule "
+            "it with --block-size)"
+        ) from None
 
 
 def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:

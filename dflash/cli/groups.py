@@ -47,6 +47,12 @@ def flat(values: Given) -> dict[str, Any]:
     return found
 
 
+def was_given(ctx: Any, name: str) -> bool:
+    """Whether the command line of ``ctx`` (typer's) says the parameter, be it its default."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """``command`` with the flags of its groups as flags of its own."""
     taken = inspect.signature(command).parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,8 +11,11 @@ from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli.given import open_engine
 from dflash.cli.groups import Given, flat, with_groups
-from dflash.cli.output import emit_json, status
+from dflash.cli.output import emit_json, note, status
 from dflash.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dflash.bench.sweep import Sweep
 
 
 @with_groups
@@ -60,7 +63,13 @@ def sweep(
             arm(asks[0], min(16, max_tokens))
         found = halving.sweep(arms, asks, max_tokens, seconds)
         name = engine.pair.draft_name
-    if json:
+    _show(found, json)
+    if write_config:
+        f.write_default(name, found.block_size)
+
+
+def _show(found: Sweep, as_json: bool) -> None:
+    if as_json:
         emit_json(found.to_json())
     else:
         for heat in found.heats:
@@ -68,5 +77,5 @@ def sweep(
             typer.echo(f"{heat.prompts} prompts: {gains}")
         gain = "" if found.speedup is None else f": {found.speedup}x plain decoding"
         typer.echo(f"block {found.block_size}{gain} ({found.seconds:.0f} s, {found.stopped})")
-    if write_config:
-        f.write_default(name, found.block_size)
+    if found.noise is not None:
+        note(f"{found.noise}, so do not build on this: run again while nothing else runs")

@@ -14,7 +14,7 @@ from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
 from dflash.cli.given import open_engine, settings_of
-from dflash.cli.groups import Given, flat, with_groups
+from dflash.cli.groups import Given, flat, was_given, with_groups
 from dflash.cli.output import emit_json, note, status
 from dflash.errors import ConfigError
 
@@ -42,6 +42,7 @@ Prompts = Annotated[
 
 @with_groups
 def verify(
+    ctx: typer.Context,
     pair: Given = o.PAIR_FLAGS,
     force_dflash: o.ForceDFlash = False,
     engine_flags: Given = e.FLAGS,
@@ -59,7 +60,11 @@ def verify(
     draft_tokens: o.DraftTokens = None,
     sampling: Annotated[
         bool,
-        typer.Option("--sampling", help="Test samples against exact probabilities, too."),
+        typer.Option(
+            "--sampling",
+            help="Test samples against exact probabilities, too; at temperature 1 unless "
+            "--temperature says another.",
+        ),
     ] = False,
     samples: Annotated[
         int, typer.Option("--samples", min=1, metavar="N", help="How many, with --sampling.")
@@ -71,8 +76,8 @@ def verify(
 
     Other failures: 2 for what can be mended, 141 when the reader of the output left early.
     """
-    given = flat(locals())
-    settings = _settings(given)
+    given = flat({name: value for name, value in locals().items() if name != "ctx"})
+    settings = _settings(given, asked=was_given(ctx, "temperature"))
     from dflash.verify.prompts import read
 
     texts = read(prompts)
@@ -94,10 +99,16 @@ def verify(
     raise typer.Exit(0 if verdict == LOSSLESS else DIFFERS)
 
 
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Samples need a temperature, and two equal texts a seed."""
+def _settings(given: dict[str, Any], asked: bool) -> dict[str, Any]:
+    """Samples need a temperature, and two equal texts a seed. ``asked``: the former was given."""
     if given["sampling"] and given["temperature"] == 0:
+        if asked:
+            raise ConfigError(
+                "--sampling tests samples, and at --temperature 0 there are none: give one above "
+                "0, or leave it out (1)"
+            )
         given["temperature"] = 1.0
+        note("samples need a temperature: this is --temperature 1")
     if given["temperature"] > 0 and given["seed"] is None:
         given["seed"] = secrets.randbits(32)
         note(f"equal samples need a seed: this is --seed {given['seed']}")

@@ -58,7 +58,11 @@ def test_an_arm_that_is_not_lossless_gets_no_speed_up() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "why"),
-    [(CIRCLES, "runs in circles"), (STUCK, "stuck on one token"), (WORDS[:9], "too short")],
+    [
+        (CIRCLES, "runs in circles"),
+        (STUCK, "stuck on one token"),
+        (WORDS[:9], "shorter than 16 tokens"),
+    ],
 )
 def test_degenerate_and_short_texts_do_not_count(ids: tuple[int, ...], why: str) -> None:
     found = rows(text(2.0, 1.0, plain=ids, fast=ids), text(3.0, 1.0))["fast"]

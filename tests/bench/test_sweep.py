@@ -65,9 +65,23 @@ def test_plain_decoding_wins_where_nothing_is_faster() -> None:
 
 def test_it_stops_before_it_would_take_too_long() -> None:
     bench = Bench(FASTEST)
-    found = sweep(bench.arms, PROMPTS, 32, 16.0, bench.clock)
+    found = sweep(bench.arms, PROMPTS, 32, 20.0, bench.clock)
     assert found.stopped == "out of time" and found.block_size == 4
-    assert found.seconds <= 16.0
+    assert found.seconds <= 20.0
+
+
+def test_a_machine_that_slows_down_is_noticed() -> None:
+    bench, calls = Bench(FASTEST), count()
+    assert sweep(bench.arms, PROMPTS, 32, 1000.0, bench.clock).noise is None
+    steady = bench.arms[1]
+
+    def tiring(prompt: Sequence[int], tokens: int) -> Run:
+        run = steady(prompt, tokens)
+        return Run(run.ids, 1, 0.0, run.decode * (1.3 if next(calls) % 2 else 1.0))
+
+    bench.arms[1] = tiring
+    noise = sweep(bench.arms, PROMPTS, 32, 1000.0, bench.clock).noise
+    assert noise is not None and "noisy machine" in noise
 
 
 def test_it_makes_do_with_the_prompts_there_are() -> None:

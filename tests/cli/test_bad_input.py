@@ -222,9 +222,36 @@ def test_typers_own_complaints_are_misuse_too():
     assert run("no-such-command").code == 2
 
 
-def test_an_environment_variable_that_cannot_be(monkeypatch):
-    monkeypatch.setenv("DFLASH_BLOCK_SIZE", "large")
-    refused("--model", "toy", says="DFLASH_BLOCK_SIZE")
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ("large", ()),
+        ("9" * 5000, ()),
+        ("1", ("--draft-tree", 8)),
+        ("4", ("--draft-tree", "auto")),
+    ],
+)
+def test_a_block_size_of_the_environment_that_cannot_be_is_named(monkeypatch, size, words):
+    monkeypatch.setenv("DFLASH_BLOCK_SIZE", size)
+    refused("--model", "toy", *words, says="DFLASH_BLOCK_SIZE")
+
+
+def test_the_environment_is_not_blamed_for_what_a_flag_did(monkeypatch):
+    monkeypatch.setenv("DFLASH_BLOCK_SIZE", "4")
+    found = run("generate", "x", "--model", "toy", "--top-p", 7)
+    assert (found.code, "DFLASH_BLOCK_SIZE" in found.err) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--dtype", "bfloat16"], "dtype"),
+        (["--taps", "1,2"], "taps"),
+        (["--draft-sliding-window-size", 64, "--force-dflash"], "draft_sliding_window_size and"),
+    ],
+)
+def test_the_fake_refuses_what_it_would_ignore(words, says):
+    refused("--model", "toy", *words, says=(says, "name a real model"))
 
 
 @pytest.mark.parametrize("words", [[""], ["  "], ["-"], []])

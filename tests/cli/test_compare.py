@@ -42,6 +42,8 @@ def test_the_report_has_a_row_for_each_number_of_drafts() -> None:
     assert found.code == 0
     assert "kept at draft 1, 2, ... of 15" in found.out  # clamped to the native block
     assert "--- 0 drafts" in found.out
+    assert "selector" not in found.out, "this draft has none"
+    assert "rollbacks: rounds that rejected a draft" in found.out
 
 
 def test_ngram_needs_no_draft() -> None:
@@ -49,18 +51,26 @@ def test_ngram_needs_no_draft() -> None:
     assert json.loads(found.out)["layout"] == "looked-up tokens"
 
 
+def test_the_draft_says_which_method_is_compared() -> None:
+    for draft, layout in (("ngram", "looked-up tokens"), ("toy:oracle", "a row of logits a place")):
+        found = run("compare", "--draft", draft, "--model", "toy", "--json", *FLAGS)
+        assert json.loads(found.out)["layout"] == layout
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (("--draft-tokens", "3,x"), "numbers such as 3,5,7"),
         (("--algorithm", "medusa"), "one of dflash"),
-        (("--algorithm", "dflash2", "--draft", "none-such"), "is a dflash draft"),
+        (("--algorithm", "dflash2", "--draft", "none-such"), "selector"),
+        (("--algorithm", "eagle3", "--draft", "toy:oracle"), "say --algorithm dflash"),
+        (("--draft", "none"), "no draft to compare with"),
     ],
 )
 def test_bad_words_are_refused_before_loading(flags: tuple[str, ...], words: str) -> None:
     found = run("compare", "--model", "toy", *flags, *FLAGS)
     assert found.code == 2
-    assert words in found.err or "selector" in found.err
+    assert words in found.err
 
 
 def test_another_text_is_found_and_its_place_named() -> None:
@@ -104,7 +114,8 @@ def test_the_file_decides_what_a_draft_is(tmp_path: Path) -> None:
     assert settle_algorithm("dflash", folder) == (folder, "dflash2", 5)
     with pytest.raises(ConfigError, match="requires a draft with a selector"):
         settle_algorithm("dflash2", v1)
-    with pytest.raises(ConfigError, match="is a dflash draft"):
+    with pytest.raises(ConfigError, match="say --algorithm dflash, or leave it out"):
         settle_algorithm("eagle3", v1)
+    assert settle_algorithm(None, folder) == settle_algorithm("dflash", folder)
     with pytest.raises(ConfigError, match="needs --draft-model"):
         settle_algorithm("dflash", None)

@@ -241,3 +241,14 @@ def test_the_table_shows_both_ratios() -> None:
     assert "committed per pass: " in out and "drafts accepted: " in out
     assert "once the one before was kept: 1.00 1.00 1.00 0.00" in out
     assert "block  verify ms  draft ms  pays from" in out
+
+
+def test_a_noisy_machine_is_said_beside_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("doctor", "--model", "toy", "--draft", "toy:oracle", "--max-tokens", 8)
+    for times, noisy in ([100, 101, 99], False), ([100, 150, 99], True):
+        turns = iter(times * 1000)
+        monkeypatch.setattr(cost, "_times", lambda *_, t=turns: [next(t)])
+        monkeypatch.setattr(cost, "SIZES", (1, 2))
+        found = run(*words)
+        assert ("noisy machine" in found.err) is noisy
+        assert "break-even" in found.out

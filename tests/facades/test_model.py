@@ -340,6 +340,12 @@ def test_sampling_repeats_with_torchs_seed(draft, target, ids):
 # --- what cannot work ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("value", ["auto", "8"])
+def test_a_block_size_in_words_is_refused_with_the_call_that_takes_it(draft, target, ids, value):
+    with pytest.raises(ConfigError, match=r"dflash\.load"):
+        dflash_generate(draft, target, ids, 4, block_size=value)
+
+
 def test_several_sequences_at_once_are_refused(draft, target):
     with pytest.raises(PromptError, match="one sequence"):
         draft.spec_generate(target, torch.tensor([[1, 2], [3, 4]]), max_new_tokens=4)

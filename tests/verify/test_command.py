@@ -71,6 +71,14 @@ def test_sampling_adds_both_rules_to_the_verdict() -> None:
     assert "--seed" in spoken.err, "a seed was chosen, and said"
 
 
+def test_samples_are_drawn_at_a_temperature_above_zero() -> None:
+    found = run("verify", *TOY, "--sampling", "--samples", 20, "--seed", 1)
+    assert "--temperature 1" in found.err, "chosen, and said"
+    found = run("verify", *TOY, "--sampling", "--temperature", 0)
+    assert (found.code, found.out) == (2, "")
+    assert "at --temperature 0 there are none" in found.err
+
+
 def test_without_a_draft_there_is_nothing_to_verify() -> None:
     for words in (("--draft", "none"), ()):
         found = run("verify", "--model", "toy", *words)

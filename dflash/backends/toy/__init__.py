@@ -110,8 +110,35 @@ class ToyPair:
         """Nothing to free."""
 
 
+REAL = (
+    "dtype",
+    "draft_dtype",
+    "draft_sliding_window_size",
+    "taps",
+    "force_dflash",
+    "trust_remote_code",
+)
+"""What can be said of a real pair only; device "cpu" and any number of threads do no harm here."""
+
+
+def _insist_on_toy(load: LoadConfig) -> None:
+    """Raise ConfigError for a setting that would change nothing here."""
+    given = [name for name in REAL if getattr(load, name)]
+    if load.device not in (None, "cpu"):
+        given.append("device")
+    if given:
+        raise ConfigError(
+            f"{' and '.join(given)}: the built-in fake has no weights, no layers and no device "
+            "that this could change. Leave it out, or name a real model"
+        )
+
+
 def open_pair(load: LoadConfig) -> ToyPair:
-    """The toy pair that ``load`` names. Raises CheckpointError or ConfigError for other names."""
+    """The toy pair that ``load`` names.
+
+    Raises CheckpointError or ConfigError for other names and for settings of real pairs.
+    """
+    _insist_on_toy(load)
     if load.target != "toy":
         raise CheckpointError(
             f"the toy backend has one target, 'toy', and not {load.target!r}: "

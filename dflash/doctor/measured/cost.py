@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from statistics import median
 from typing import Any, Self
 
+from dflash.bench import guards
 from dflash.core.protocols import DraftSession, Pair
 from dflash.core.types import Outlook, Plan, Proposal, Request, Verdict
 from dflash.doctor.measured.rounds import rounds
@@ -48,6 +49,7 @@ class Cost:
     """The curve, block size 1 first."""
 
     blocks: tuple[Block, ...]
+    spread: float = 0.0  # of the runs of one size, see guards.spread
 
     @property
     def best(self) -> Block:
@@ -91,20 +93,21 @@ def measure(pair: Pair, prompt: Sequence[int], survival: Sequence[float]) -> Cos
     """Time blocks up to the draft's native size, continuing ``prompt``."""
     native = pair.draft_block_size or 1
     sizes = [size for size in dict.fromkeys((*SIZES, native)) if size <= native]
-    free: dict[int, list[int]] = {size: [] for size in sizes}
+    free: dict[int, list[list[int]]] = {size: [] for size in sizes}
     real: dict[int, list[int]] = {size: [] for size in sizes if size > 1}
     for _ in range(RUNS):
         for size in sizes:
-            free[size] += _times(pair, prompt, size, [Blank(native)])
+            free[size].append(list(_times(pair, prompt, size, [Blank(native)])))
         for size in real:
             real[size] += _times(pair, prompt, size)
-    free = {size: times for size, times in free.items() if times}
-    plain = median(free[1])
+    passes = {size: list(chain(*runs)) for size, runs in free.items() if any(runs)}
+    middle = {size: median(times) for size, times in passes.items()}
     return Cost(
         tuple(
-            _block(size, median(free[size]), median(real.get(size) or free[size]), plain, survival)
-            for size in sorted(free)
-        )
+            _block(size, middle[size], median(real.get(size) or passes[size]), middle[1], survival)
+            for size in sorted(passes)
+        ),
+        guards.spread([[median(run) for run in runs if run] for runs in free.values()]),
     )
 
 

@@ -53,6 +53,7 @@ class Report:
             "promised": self.promised,
             "cost": None if self.cost is None else self.cost.to_json(),
             "break_even": None if self.cost is None else self.cost.best_drafted.break_even,
+            "spread": None if self.cost is None else self.cost.spread,
         }
 
 
