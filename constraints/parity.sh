@@ -27,5 +27,6 @@ draft=$(mktemp -d)
 trap 'rm -rf "$draft"' EXIT
 "$PY" -m tests.parity.export_draft "$draft"
 alone "$venv/bin/python" tests/parity/load_export.py "$draft"
+alone "$mlx/bin/python" tests/parity/load_export_mlx.py "$draft"
 git --no-pager diff --stat -- tests/parity/golden
 "$PY" -m pytest tests/parity

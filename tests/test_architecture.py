@@ -115,7 +115,6 @@ THIRD_PARTY = {
     "dflash.checkpoint": {"huggingface_hub"},
     "dflash.convert": {"numpy", "torch"},  # torch only for a .pt sidecar
     "dflash.convert.gguf": {"numpy", "gguf"},
-    "dflash.convert.gguf_read": {"numpy", "gguf"},
     "dflash.datasets": {"datasets"},
     "dflash.demo": {"huggingface_hub"},
     "dflash.grammar": {"numpy", "xgrammar"},

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflash.cli import options as o
 from dflash.cli.output import emit_json, note
+
+if TYPE_CHECKING:
+    from dflash.convert.check import Trial
 
 
 def convert(
@@ -24,8 +27,8 @@ def convert(
         typer.Option(
             "--target",
             "--model",
-            help="Its target's folder, whose embedding and head are stored too (speculators) or "
-            "left out again (hf, mlx); its .gguf file for a sidecar (gguf).",
+            help="Its target's folder or .gguf file: embedding and head are stored (speculators) "
+            "or left out again (hf, mlx), its depth is written down; gguf needs the .gguf file.",
         ),
     ] = None,
     stored: Annotated[
@@ -51,8 +54,16 @@ def convert(
     for text in done.notes:
         note(text)
     if done.trial.backend is not None:
-        note(
-            f"{done.found} to {done.made}, {done.tensors} tensors; run both ways with "
-            f"{done.trial.backend}, largest difference {done.trial.difference:.3g} "
-            f"of {done.trial.scale:.3g}"
-        )
+        note(f"{done.found} to {done.made}, {done.tensors} tensors; {_trial(done.trial)}")
+
+
+def _trial(trial: Trial) -> str:
+    """How far apart source and result are, and against what that is to be held."""
+    share = trial.difference / trial.scale if trial.scale else 0.0
+    found = (
+        f"run both ways with {trial.backend}, largest difference {trial.difference:.3g} of "
+        f"{trial.scale:.3g}"
+    )
+    if trial.rounded is None:
+        return found
+    return f"{found} ({share:.1%}): what rounding to {trial.rounded} does to the final states"

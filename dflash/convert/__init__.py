@@ -13,14 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash.convert import eagle, gguf, gguf_eagle, gguf_read, hf, mlx, speculators
+from dflash.convert import eagle, gguf, hf, mlx, speculators
 from dflash.convert.check import Side, Trial, compare
 from dflash.convert.draft import Draft
 from dflash.convert.known import unknown_keys
-from dflash.convert.tables import tables_of, without_tables
+from dflash.convert.target import fitted, tables_of
 from dflash.drafts.keys import read_config
-from dflash.drafts.layers import ANY_DEPTH
-from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError
 from dflash.gguf_file import is_gguf
 
@@ -57,31 +55,28 @@ def convert(
 
     A sidecar needs the .gguf file of its ``target``, whose tokenizer it carries; its matrices are
     of the type ``stored`` (`gguf.STORED`), or as they are.
-    ``target`` is the target's folder, whose embedding and head are stored too (``speculators``) or
-    left out of the result where the draft has copies of them (``hf``, ``mlx``). Raises ConfigError,
-    CheckpointError, WeightsError, MissingBackend; nothing is left at ``out`` then.
+    ``target`` is the target's folder, or its .gguf file. Its embedding and head are stored too
+    (``speculators``; a folder), or left out of the result where the draft has copies of them
+    (``hf``, ``mlx``), and a config that does not say how deep the target is is told. Raises
+    ConfigError, CheckpointError, WeightsError, MissingBackend; nothing is left at ``out`` then.
     """
     place, goal = Path(source).expanduser(), Path(out).expanduser()
     pair = None if target is None else Path(target).expanduser()
     _check(to, goal, pair, stored)
     found = format_of(place)
-    before = read(place, found)
-    if pair is not None and to in ("hf", "mlx"):
-        before = without_tables(before, tables_of(pair, before))
-    if to == "gguf" and before.kind == "eagle3":
+    before = fitted(read(place, found), to, pair)
+    if to == "gguf":
         assert pair is not None, "checked"
-        before = gguf_eagle.settled(before, pair)
+        before = gguf.settled(before, pair)
     goal.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{goal.name}-", dir=goal.parent) as spare:
         made = Path(spare) / goal.name
         _write(before, to, made, pair, stored)
-        after = read(made, format_of(made))
-        if to == "gguf":
-            before, after = _comparable(before, after, stored)
-        runnable = None if stored in gguf.QUANTISED else _runnable(place, found)
+        after = _narrowed(read(made, format_of(made)), before)
         trial = compare(
-            Side(before, runnable),
+            Side(before, _runnable(place, found)),
             Side(after, _runnable(made, to)),
+            stored if stored in gguf.QUANTISED else None,
         )
         if goal.is_dir():
             goal.rmdir()  # it is empty: _check saw to it
@@ -110,24 +105,18 @@ def format_of(place: Path) -> str:
 
 def read(place: Path, found: str) -> Draft:
     """The draft at ``place``, which is of format ``found``."""
-    readers = {"speculators": speculators.read, "gguf": gguf_read.read}
+    readers = {"speculators": speculators.read, "gguf": gguf.read}
     return readers.get(found, hf.read)(place)
 
 
-def _comparable(before: Draft, after: Draft, stored: str | None) -> tuple[Draft, Draft]:
-    """Both sides as they can be compared by tensor: a sidecar keeps numbers, not always bits.
+def _narrowed(draft: Draft, source: Draft) -> Draft:
+    """``draft`` with its numbers in the types of ``source`` where these hold them.
 
-    Norms are F32 in it; quantised matrices are other numbers by intent; rope that turned pairs
-    turns halves, so queries and keys lie otherwise, and running both must tell.
+    A sidecar keeps numbers, not always bits: norms are F32 in it.
     """
-    kinds = {name: tensor.dtype for name, tensor in before.tensors.items()}
-    tensors = {name: one.narrowed(kinds.get(name, "F32")) for name, one in after.tensors.items()}
-    after = replace(after, tensors=tensors)
-    pairs = read_spec(before.config, num_target_layers=ANY_DEPTH).rope_interleaved
-    if pairs or stored in gguf.QUANTISED:
-        config = {key: v for key, v in before.config.items() if not key.endswith("is_neox_style")}
-        before = replace(before, config=config, tensors=after.tensors)
-    return before, after
+    kinds = {name: tensor.dtype for name, tensor in source.tensors.items()}
+    tensors = {name: one.narrowed(kinds.get(name, "F32")) for name, one in draft.tensors.items()}
+    return replace(draft, tensors=tensors)
 
 
 def _check(to: str, goal: Path, target: Path | None, stored: str | None) -> None:
@@ -150,8 +139,7 @@ def _check(to: str, goal: Path, target: Path | None, stored: str | None) -> None
 def _write(draft: Draft, to: str, out: Path, target: Path | None, stored: str | None) -> None:
     if to == "gguf":
         assert target is not None, "checked"
-        write = gguf_eagle.write if draft.kind == "eagle3" else gguf.write
-        write(draft, out, target, stored or draft.tensors["fc.weight"].dtype)
+        gguf.write(draft, out, target, stored or draft.tensors["fc.weight"].dtype)
     elif to == "speculators":
         speculators.write(draft, out, {} if target is None else tables_of(target, draft))
     else:
@@ -175,6 +163,12 @@ def _notes(draft: Draft, to: str, trial: Trial) -> tuple[str, ...]:
         notes.append(
             f"not run: no installed backend runs {draft.kind} drafts alone; tensors and config "
             "were compared"
+        )
+    if to == "mlx" and (beyond := mlx.beyond_upstream(draft)):
+        notes.append(beyond)
+    if to == "speculators" and draft.kind == "eagle3" and draft.keys.get("target_name") is None:
+        notes.append(
+            "the speculators library loads it only with its target's name: add target_name"
         )
     if draft.mask_embedding is not None and to == "speculators":
         notes.append("mask_embedding.safetensors lies beside it, which other readers do not open")

@@ -18,19 +18,21 @@ import numpy as np
 from dflash import registry
 from dflash.convert import hf
 from dflash.convert.draft import Draft
+from dflash.convert.known import told_flat
+from dflash.convert.tensor import Tensor
 from dflash.drafts.layers import ANY_DEPTH
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import WeightsError
 
 CONTEXT = 12  # context rows of the trial
 LOSSLESS = 1e-5  # largest difference of hidden states between formats that keep every bit
-NOT_FORWARD = frozenset(
-    {
-        *("raw", "default_block_size", "target_name", "tokenizer_digest", "num_target_layers"),
-        "max_position_embeddings",
-    }
-)
+SAID = ("default_block_size", "target_name", "tokenizer_digest", "num_target_layers")
+"""Fields of what a config says beside the arithmetic: `known.told` has them, and more."""
+NOT_FORWARD = frozenset({"max_position_embeddings"})
 """Fields that no forward pass reads: where a format has no place for one, that is told."""
+ROUNDED = {"Q8_0": 1 / 200, "Q4_0": 1 / 7}
+"""Most that a stored type moves a number, as a share of the largest one of its row."""
+LEAST_SCALE = 1e-5  # rows of smaller numbers may be lost whole: float16 has no scale for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,9 @@ class Trial:
 
     backend: str | None  # None = nothing here runs this kind of draft
     difference: float  # largest of the final hidden states
-    scale: float  # their largest size, for comparison
-    lost: tuple[str, ...]  # fields that the new format has no place for
+    scale: float  # their largest size in the source, for comparison
+    lost: tuple[str, ...]  # what the new format has no place for
+    rounded: str | None = None  # type that the matrices were rounded to
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +54,27 @@ class Side:
     folder: Path | None = None
 
 
-def compare(before: Side, after: Side) -> Trial:
-    """Compare ``after`` with ``before``.
+def compare(before: Side, after: Side, rounded: str | None = None) -> Trial:
+    """Compare ``after`` with ``before``, as the source has it.
 
-    Raises WeightsError when they are not the same draft.
+    Where ``rounded`` names a quantised type, numbers may differ by what that type rounds, and the
+    states by what comes of it: that is reported. Raises WeightsError when they are not the same
+    draft.
     """
     lost = _lost(before.draft, after.draft)
-    _same_numbers(before.draft, after.draft)
+    _same_numbers(before.draft, after.draft, rounded)
     backend = _runner(before.draft.kind)
     if backend is None:
-        return Trial(None, 0.0, 0.0, lost)
+        return Trial(None, 0.0, 0.0, lost, rounded)
     with tempfile.TemporaryDirectory(prefix="dflash-convert-") as folder:
         one, two = (_run(backend, Path(folder) / side.draft.kind, side) for side in (before, after))
     difference, scale = float(np.abs(one - two).max()), float(np.abs(one).max())
-    if not difference <= LOSSLESS * max(1.0, scale):
+    if rounded is None and not difference <= LOSSLESS * max(1.0, scale):
         raise WeightsError(
             f"the converted draft is another one: on the same features its hidden states differ "
             f"by {difference:.3g} (they reach {scale:.3g}). Nothing was kept; please report this"
         )
-    return Trial(backend, difference, scale, lost)
+    return Trial(backend, difference, scale, lost, rounded)
 
 
 def _lost(before: Draft, after: Draft) -> tuple[str, ...]:
@@ -78,14 +83,17 @@ def _lost(before: Draft, after: Draft) -> tuple[str, ...]:
     changed = {
         field.name: (getattr(old, field.name), getattr(new, field.name))
         for field in fields(DraftSpec)
-        if field.name != "raw" and _told(old, field.name) != _told(new, field.name)
+        if field.name not in ("raw", *SAID) and _told(old, field.name) != _told(new, field.name)
     }
     free = NOT_FORWARD | ({"block_size"} if before.kind == "eagle3" else set())  # a chain's length
     wrong = {name: pair for name, pair in changed.items() if name not in free}
     if wrong:
         listed = "; ".join(f"{name} {a!r} became {b!r}" for name, (a, b) in wrong.items())
         raise WeightsError(f"the converted config says something else: {listed}")
-    return tuple(f"{name} {pair[0]!r}" for name, pair in changed.items() if pair[0] is not None)
+    said, kept = told_flat(before.config), told_flat(after.config)
+    gone = {name: value for name, value in said.items() if kept.get(name) != value}
+    gone |= {name: pair[0] for name, pair in changed.items() if pair[0] is not None}
+    return tuple(f"{name} {value!r}" for name, value in gone.items())
 
 
 def _told(spec: DraftSpec, name: str) -> Any:
@@ -109,17 +117,33 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _same_numbers(before: Draft, after: Draft) -> None:
-    """Raise WeightsError unless every tensor has the same bits."""
+def _same_numbers(before: Draft, after: Draft, rounded: str | None) -> None:
+    """Raise WeightsError unless every tensor has the same bits, or matrices are ``rounded``."""
     gone = sorted(before.tensors.keys() - after.tensors.keys())
     if gone:
         raise WeightsError(f"the converted draft lacks {', '.join(gone)}; nothing was kept")
     for name, tensor in before.tensors.items():
-        if not tensor.equals(after.tensors[name]):
+        found = after.tensors[name]
+        if tensor.equals(found):
+            continue
+        if rounded is None:
             raise WeightsError(
                 f"{name} changed on its way: {tensor.dtype} does not fit into what was asked for. "
                 "Nothing was kept: leave out --stored, or take Q8_0 or Q4_0, which round"
             )
+        if not _near(tensor, found, ROUNDED[rounded]):
+            raise WeightsError(
+                f"{name} changed by more than {rounded} rounds. Nothing was kept; please report "
+                "this"
+            )
+
+
+def _near(before: Tensor, after: Tensor, share: float) -> bool:
+    if before.shape != after.shape or len(before.shape) != 2:
+        return False
+    one, two = before.floats(), after.floats()
+    most = np.abs(one).max(axis=-1, keepdims=True)
+    return bool((np.abs(one - two) <= np.maximum(most, LEAST_SCALE) * share).all())
 
 
 def _runner(kind: str) -> str | None:

@@ -14,7 +14,7 @@ from dflash.convert.tensor import Tensor
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 
 
-def write(draft: Draft, out: Path) -> None:
+def write(draft: Draft, out: Path, made_by: str = "pt") -> None:
     """Write ``draft`` to the folder ``out``. Raises CheckpointError for other kinds."""
     require_kind(draft, ["eagle3"], "EAGLE")
     tensors: dict[str, Tensor] = {
@@ -24,4 +24,4 @@ def write(draft: Draft, out: Path) -> None:
     if "d2t" in tensors:
         tensors["t2d"] = make_t2d(tensors["d2t"], draft.keys.count("vocab_size"))
     kept = Draft(draft.kind, draft.config, tensors, shards, draft.mask_embedding)
-    write_folder(out, kept, draft.config, tensors, "pt")
+    write_folder(out, kept, draft.config, tensors, made_by)

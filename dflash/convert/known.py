@@ -1,4 +1,7 @@
-"""The config keys that mean something to a draft, so that the others can be named."""
+"""The config keys that mean something to a draft, so that the others can be named.
+
+And those among them that no forward pass reads and every layout should keep.
+"""
 
 from __future__ import annotations
 
@@ -101,3 +104,35 @@ def unknown_keys(config: Mapping[str, Any]) -> list[str]:
     inner = nested if isinstance(nested, Mapping) else {}
     top = [key for key in config if key not in _TOP | _DFLASH]
     return sorted(top) + [f"dflash_config.{key}" for key in sorted(set(inner) - _DFLASH)]
+
+
+_ABOUT = frozenset(
+    {
+        *("num_target_layers", "target_name", "target_tokenizer_sha256", "chat_template_sha256"),
+        *("default_block_size", "acceptance_by_position"),
+    }
+)
+
+
+def told(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a flat config says about a draft beside its arithmetic, and what nothing here knows.
+
+    In the places where it stands: a layout that has no keys of its own for it keeps this.
+    """
+    nested = config.get("dflash_config")
+    inner = nested if isinstance(nested, Mapping) else {}
+    names = {*_ABOUT, *unknown_keys(config)}
+    kept = {key: value for key, value in config.items() if key in names and value is not None}
+    below = {
+        key: value
+        for key, value in inner.items()
+        if value is not None and (key in _ABOUT or f"dflash_config.{key}" in names)
+    }
+    return {**kept, **({"dflash_config": below} if below else {})}
+
+
+def told_flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, wherever in the config it stands."""
+    kept = told(config)
+    below = kept.pop("dflash_config", {})
+    return {**kept, **below}

@@ -52,6 +52,12 @@ class Tensor:
         same = self.dtype == other.dtype and self.shape == other.shape
         return same and self.values.tobytes() == other.values.tobytes()
 
+    def same_numbers(self, other: Tensor) -> bool:
+        """Same shape and numbers, in whatever float type."""
+        if self.shape != other.shape or self.dtype == other.dtype:
+            return self.equals(other)
+        return np.array_equal(self.floats(), other.floats())
+
     def floats(self) -> NDArray[np.float32]:
         """The numbers as float32 (exact for F32, F16 and BF16)."""
         if self.dtype == "BF16":

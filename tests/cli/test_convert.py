@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -20,6 +21,24 @@ def test_it_prints_where_the_result_is_and_what_was_compared(tmp_path) -> None:
     assert found.out.strip() == str(tmp_path / "b")
     assert "flavour" in found.err
     assert "run both ways with torch, largest difference 0 of" in found.err
+
+
+def test_a_rounded_sidecar_is_held_against_the_weights_as_they_were(tmp_path) -> None:
+    from tests.backends.gguf_files import save_folder
+    from tests.backends.tiny import tiny_target, tiny_tokenizer
+    from tests.backends.tiny_gguf import write_gguf
+
+    target = write_gguf(tmp_path / "t.gguf", tiny_target("llama"), tiny_tokenizer())
+    words = ("--to", "gguf", "--target", target, "--stored", "Q4_0")
+    source = save_folder(tmp_path / "a")
+    found = run("convert", source, "--out", tmp_path / "b.gguf", *words)
+    assert found.code == 0
+    share = re.search(
+        r"largest difference (\S+) of \S+ \((\S+)%\): what rounding to Q4_0", found.err
+    )
+    assert share is not None
+    assert float(share[1]) > 0
+    assert float(share[2]) > 1
 
 
 def test_json_has_the_trial(tmp_path) -> None:

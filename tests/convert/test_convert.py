@@ -38,6 +38,11 @@ WINDOWS: dict[str, Any] = {
     "sliding_window": 6,
     "use_sliding_window": True,
 }
+TARGET = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 4,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "windows": WINDOWS,
@@ -51,7 +56,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
     "scaled": {"nested": {"final_logit_softcapping": 30.0, "input_embedding_scale": 8.0}},
-    "named": {"target_name": "owner/target", "nested": {"default_block_size": 4}},
+    "named": {
+        "target_name": "owner/target",
+        "chat_template_sha256": "c0ffee",
+        "nested": {"default_block_size": 4, "acceptance_by_position": [0.7, 0.41]},
+    },
 }
 
 
@@ -120,13 +129,65 @@ def test_the_targets_tables_come_along_and_are_left_out_again(tmp_path: Path) ->
         "model.embed_tokens.weight": random(VOCAB, HIDDEN, seed=90),
         "lm_head.weight": random(VOCAB, HIDDEN, seed=91),
     }
-    target = save(tmp_path / "target", {"architectures": ["LlamaForCausalLM"]}, tables)
+    target = save(tmp_path / "target", TARGET, tables)
     convert(source, "speculators", tmp_path / "there", target=target)
     there = stored(tmp_path / "there")
     assert there["embed_tokens.weight"].equals(tables["model.embed_tokens.weight"])
     assert there["lm_head.weight"].equals(tables["lm_head.weight"])
-    convert(tmp_path / "there", "hf", tmp_path / "back", target=target)
-    assert_same_tensors(stored(source), stored(tmp_path / "back"))
+    for layout in ("hf", "mlx"):
+        back = convert(tmp_path / "there", layout, tmp_path / layout, target=target)
+        assert_same_tensors(stored(source), stored(tmp_path / layout))
+        assert back.notes == (
+            "left out, as they are the target's: embed_tokens.weight, lm_head.weight",
+        )
+    with pytest.raises(ConfigError, match=r"refuses this draft.*embed_tokens.weight.*--target"):
+        convert(tmp_path / "there", "mlx", tmp_path / "without")
+
+
+def test_tables_that_are_not_the_targets_are_kept_and_said_to_be(tmp_path: Path) -> None:
+    own = {"lm_head.weight": random(VOCAB, HIDDEN, seed=7)}
+    source = save(tmp_path / "source", config(), v1_tensors(**own))
+    tables = {"model.embed_tokens.weight": random(VOCAB, HIDDEN, seed=90)}
+    target = save(tmp_path / "target", TARGET, tables)
+    done = convert(source, "mlx", tmp_path / "out", target=target)
+    assert stored(tmp_path / "out")["lm_head.weight"].equals(own["lm_head.weight"])
+    assert any("has other numbers: lm_head.weight" in note for note in done.notes)
+    assert any("has no place for lm_head.weight" in note for note in done.notes)
+
+
+def test_the_targets_depth_is_written_where_a_draft_does_not_say_it(tmp_path: Path) -> None:
+    keys = {key: value for key, value in config().items() if key != "num_target_layers"}
+    source = save(tmp_path / "source", keys, v1_tensors())
+    target = save(tmp_path / "target", TARGET, {})
+    with pytest.raises(ConfigError, match=r"no num_target_layers.*--target"):
+        convert(source, "mlx", tmp_path / "mlx")
+    silent = convert(source, "hf", tmp_path / "silent")
+    assert any("num_target_layers" in note for note in silent.notes)
+    for layout in ("mlx", "hf"):
+        done = convert(source, layout, tmp_path / layout, target=target)
+        made = json.loads((tmp_path / layout / "config.json").read_text())
+        assert (made["num_target_layers"], done.notes) == (4, ())
+    narrow = save(tmp_path / "narrow", {**TARGET, "hidden_size": 32}, {})
+    with pytest.raises(CheckpointError, match="32 wide with 4 layers; the draft reads 64"):
+        convert(source, "hf", tmp_path / "wrong", target=narrow)
+
+
+def test_options_that_upstreams_mlx_model_lacks_are_named(tmp_path: Path) -> None:
+    keys = config(hidden_act="gelu", is_neox_style=False)
+    done = convert(save(tmp_path / "a", keys, v1_tensors()), "mlx", tmp_path / "b")
+    assert any("no place for hidden_act gelu, rope in pairs" in note for note in done.notes)
+
+
+def test_an_eagle_draft_for_mlx_is_the_folder_that_its_backend_reads(tmp_path: Path) -> None:
+    source = save(tmp_path / "source", eagle_config(norm_before_residual=True), eagle_tensors())
+    there = convert(source, "mlx", tmp_path / "there")
+    assert (there.kind, there.trial.difference) == ("eagle3", 0.0)
+    assert any("knows no EAGLE-3" in note for note in there.notes)
+    back = convert(tmp_path / "there", "eagle", tmp_path / "back")
+    assert back.found == "eagle"
+    for folder in ("there", "back"):
+        assert_same_tensors(stored(source), stored(tmp_path / folder))
+        assert_same_spec(source, tmp_path / folder)
 
 
 @pytest.mark.parametrize("layout", ["hf", "speculators", "mlx"])
@@ -153,6 +214,7 @@ def test_an_eagle_draft_comes_back_bit_for_bit(tmp_path: Path, place: str) -> No
     made = json.loads((tmp_path / "there" / "config.json").read_text())
     expected = None if place == "nowhere" else [1, 2, 3]
     assert made.get("eagle_aux_hidden_state_layer_ids") == expected
+    assert any("target's name" in note for note in there.notes)
     assert "layers.0.hidden_norm.weight" in stored(tmp_path / "there")
     convert(there.out, "eagle", tmp_path / "back")
     assert_same_tensors(stored(source), stored(tmp_path / "back"))
@@ -260,11 +322,8 @@ def test_what_is_no_plain_draft_is_refused(tmp_path: Path, keys: Any, says: str)
 
 def test_kinds_and_layouts_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     v1 = save(tmp_path / "v1", config(), v1_tensors())
-    eagle = save(tmp_path / "eagle", eagle_config(), eagle_tensors())
     with pytest.raises(CheckpointError, match="EAGLE layout is for"):
         convert(v1, "eagle", tmp_path / "out")
-    with pytest.raises(CheckpointError, match="MLX layout is for"):
-        convert(eagle, "mlx", tmp_path / "out")
 
 
 def test_a_folder_with_something_in_it_is_not_written_into(tmp_path: Path) -> None:

@@ -14,12 +14,20 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402 - after the check for torch
 
 from dflash.convert import convert  # noqa: E402
-from dflash.convert.gguf import gguf_name, halves_first, hf_name, write_sidecar  # noqa: E402
+from dflash.convert.gguf import write_sidecar  # noqa: E402
+from dflash.convert.gguf.kinds import ARCHITECTURES  # noqa: E402
+from dflash.convert.gguf.rope import halves_first, pairs_first  # noqa: E402
 from dflash.drafts.spec import read_spec  # noqa: E402
 from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError  # noqa: E402
 from dflash.gguf_file import read_header  # noqa: E402
 from tests.backends.eagle_drafts import save_eagle  # noqa: E402
-from tests.backends.gguf_files import DFLASH2, save_folder, save_sidecar, tiny_weights  # noqa: E402
+from tests.backends.gguf_files import (  # noqa: E402
+    DFLASH2,
+    edited,
+    save_folder,
+    save_sidecar,
+    tiny_weights,
+)
 from tests.backends.tiny import tiny_target, tiny_tokenizer  # noqa: E402
 from tests.backends.tiny_gguf import write_gguf  # noqa: E402
 from tests.facades.drafts import config  # noqa: E402
@@ -36,14 +44,15 @@ def test_every_tensor_has_a_name_there_and_back(
     changes: dict[str, Any], target: Path, tmp_path: Path
 ) -> None:
     weights = tiny_weights(config(**changes))
-    names = {name: gguf_name(name) for name in weights}
+    kind = ARCHITECTURES["dflash"]
+    names = {name: kind.gguf_name(name) for name in weights}
     assert all(names.values())
-    assert {hf_name(str(theirs)) for theirs in names.values()} == set(names)
+    assert {kind.hf_name(str(theirs)) for theirs in names.values()} == set(names)
     header = read_header(save_sidecar(tmp_path / "draft.gguf", target, **changes))
     assert set(header.tensors) == set(names.values())
     for name, theirs in names.items():
         assert header.tensors[str(theirs)].shape == tuple(weights[name].shape)
-    assert gguf_name("layers.0.self_attn.q_proj.bias") is None
+    assert kind.gguf_name("layers.0.self_attn.q_proj.bias") is None
 
 
 def test_the_metadata_says_what_the_config_said(target: Path, tmp_path: Path) -> None:
@@ -155,6 +164,55 @@ def test_a_draft_comes_back_from_a_sidecar_as_it_was(
             assert torch.equal(again[tensor], values)
 
 
+SAID: dict[str, Any] = {
+    "target_name": "owner/target",
+    "target_tokenizer_sha256": "beef",
+    "chat_template_sha256": "c0ffee",
+    "flavour": "sweet",
+}
+SAID_BELOW = {"default_block_size": 4, "acceptance_by_position": [0.7, 0.41], "depth_of_field": 3}
+
+
+def test_what_a_sidecar_has_no_key_for_comes_back_all_the_same(
+    target: Path, tmp_path: Path
+) -> None:
+    nested = {"mask_token_id": 300, "target_layer_ids": [0, 2], **SAID_BELOW}
+    folder = save_folder(tmp_path / "draft", **SAID, dflash_config=nested)
+    there = convert(folder, "gguf", tmp_path / "draft.gguf", target=target)
+    assert there.trial.lost == ()
+    for layout in ("hf", "mlx"):
+        back = convert(tmp_path / "draft.gguf", layout, tmp_path / layout)
+        assert back.trial.lost == ()
+        made = json.loads((tmp_path / layout / "config.json").read_text())
+        assert {key: made.get(key) for key in SAID} == SAID
+        assert {key: made["dflash_config"].get(key) for key in SAID_BELOW} == SAID_BELOW
+        assert made["num_target_layers"] == 4
+
+
+def test_a_sidecar_of_other_makers_is_told_its_targets_depth(target: Path, tmp_path: Path) -> None:
+    ours = save_sidecar(tmp_path / "ours.gguf", target)
+    theirs = edited(ours, tmp_path / "theirs.gguf", {"dflash_engine.config": None})
+    with pytest.raises(ConfigError, match="no num_target_layers"):
+        convert(theirs, "mlx", tmp_path / "mlx")
+    convert(theirs, "mlx", tmp_path / "mlx", target=target)
+    made = json.loads((tmp_path / "mlx" / "config.json").read_text())
+    assert made["num_target_layers"] == 4
+    damaged = edited(ours, tmp_path / "damaged.gguf", {"dflash_engine.config": "{"})
+    with pytest.raises(CheckpointError, match=r"dflash_engine\.config is damaged"):
+        convert(damaged, "hf", tmp_path / "hf")
+
+
+def test_a_window_survives_the_config_class_that_upstream_reads_with(
+    target: Path, tmp_path: Path
+) -> None:
+    """Qwen3's drops the window unless it is also said to be used."""
+    from transformers import Qwen3Config
+
+    sidecar = save_sidecar(tmp_path / "draft.gguf", target, **ROUND_TRIPS["window"])
+    convert(sidecar, "hf", tmp_path / "hf")
+    assert Qwen3Config.from_pretrained(tmp_path / "hf").sliding_window == 8
+
+
 @pytest.mark.parametrize("stored", ["F16", "BF16", "Q8_0", "Q4_0"])
 def test_a_sidecar_may_be_smaller(stored: str, target: Path, tmp_path: Path) -> None:
     folder = save_folder(tmp_path / "draft")
@@ -164,9 +222,23 @@ def test_a_sidecar_may_be_smaller(stored: str, target: Path, tmp_path: Path) -> 
             convert(folder, "gguf", out, target=target, stored=stored)
         assert not out.exists()
         return
-    convert(folder, "gguf", out, target=target, stored=stored)
+    trial = convert(folder, "gguf", out, target=target, stored=stored).trial
+    assert trial.rounded == stored
+    share = trial.difference / trial.scale  # against the weights as they were
+    assert {"Q8_0": 1e-4, "Q4_0": 1e-2}[stored] < share < {"Q8_0": 0.1, "Q4_0": 1.0}[stored]
     assert read_header(out).tensors["fc.weight"].kind_name == stored
     assert read_header(out).tensors["output_norm.weight"].kind_name == "F32"
+
+
+def test_a_rounding_that_moves_numbers_too_far_is_found_out(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gguf
+
+    folder, honest = save_folder(tmp_path / "draft"), gguf.quantize
+    monkeypatch.setattr("gguf.quantize", lambda values, kind: honest(values * 1.1, kind))
+    with pytest.raises(WeightsError, match="by more than Q8_0 rounds"):
+        convert(folder, "gguf", tmp_path / "x.gguf", target=target, stored="Q8_0")
 
 
 def test_a_sidecar_asks_for_its_target_and_a_name(target: Path, tmp_path: Path) -> None:
@@ -188,6 +260,7 @@ def test_pairs_of_a_rotated_head_become_halves() -> None:
         *(0, 2, 4, 6, 1, 3, 5, 7),
         *(8, 10, 12, 14, 9, 11, 13, 15),
     ]
+    assert pairs_first(halves_first(np.arange(16), 8), 8).tolist() == list(range(16))
 
 
 @pytest.mark.parametrize("place", ["specforge", "top"])
@@ -220,6 +293,33 @@ def test_eagle_drafts_of_another_make_are_no_gguf_files(
     changes: dict[str, Any], target: Path, tmp_path: Path
 ) -> None:
     source = save_eagle(tmp_path / "source", **changes)
-    with pytest.raises(CheckpointError, match="cannot become a GGUF file"):
+    with pytest.raises(CheckpointError, match="cannot become a GGUF sidecar"):
         convert(source, "gguf", tmp_path / "draft.gguf", target=target)
     assert not (tmp_path / "draft.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_before_residual": True}, {"norm_before_fc": True}], ids=str
+)
+def test_llama_cpp_loads_an_eagle_file_with_every_tensor_of_it(
+    changes: dict[str, Any], target: Path, tmp_path: Path
+) -> None:
+    """It insists on every key and tensor of its own, and refuses files that hold others."""
+    pytest.importorskip("xllamacpp")
+    from dflash.backends.gguf.library import library
+    from dflash.backends.gguf.native import Model
+
+    source, file = save_eagle(tmp_path / "source", **changes), tmp_path / "draft.gguf"
+    convert(source, "gguf", file, target=target)
+    model = Model(library(), file)
+    assert (model.width, model.layers, model.vocab_size) == (64, 1, 512)
+    model.close()
+    norm = {"blk.0.attn_norm_2.weight": None}
+    with pytest.raises(CheckpointError, match="attn_norm_2"):
+        Model(library(), edited(file, tmp_path / "less.gguf", tensors=norm))
+    other = {"blk.0.attn_norm_3.weight": np.ones(64, np.float32)}
+    with pytest.raises(CheckpointError, match="wrong number of tensors"):
+        Model(library(), edited(file, tmp_path / "more.gguf", tensors=other))
+    for key, words in (("target_layers", "extract_layers"), ("target_hidden_size", "hidden_size")):
+        with pytest.raises(CheckpointError, match=words):
+            Model(library(), edited(file, tmp_path / f"{key}.gguf", {f"eagle3.{key}": None}))

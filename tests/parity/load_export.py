@@ -15,9 +15,8 @@ from dflash.model import DFlash2DraftModel  # the reference wheel
 
 
 @torch.no_grad()
-def main(folder: Path) -> None:
+def demand(folder: Path, told: dict[str, torch.Tensor]) -> None:
     """Demand that every tensor is found, and the same states and tokens."""
-    told = load_file(folder / "told.st")
     model, found = DFlash2DraftModel.from_pretrained(
         str(folder), dtype=torch.float32, output_loading_info=True
     )
@@ -33,7 +32,14 @@ def main(folder: Path) -> None:
     hidden, anchor = states[:, 1:], torch.tensor([11])
     path, _, _ = model.propose(hidden, anchor, lambda x: x @ told["head"].T, 0.0)
     assert path.tolist() == told["path"].tolist()
-    print("the reference loads the exported draft and drafts the same tokens")
+
+
+def main(folder: Path) -> None:
+    """The draft as it was exported, and as it comes back from a sidecar."""
+    told = load_file(folder / "told.st")
+    for one in (folder, folder / "gguf-hf"):
+        demand(one, told)
+        print(f"the reference loads {one.name} and drafts the same tokens")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,12 @@
+"""Drafts as GGUF sidecars, and back: what llama.cpp runs beside a GGUF target.
+
+`architecture` is the seam: what llama.cpp calls a draft, its keys and its tensors. `dflash`
+(DFlash, DFlash2) and `eagle3` fill it in; `write` and `read` work with any of them.
+"""
+
+from __future__ import annotations
+
+from dflash.convert.gguf.read import read, read_tensor
+from dflash.convert.gguf.write import QUANTISED, STORED, settled, write, write_sidecar
+
+__all__ = ["QUANTISED", "STORED", "read", "read_tensor", "settled", "write", "write_sidecar"]
