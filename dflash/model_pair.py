@@ -62,13 +62,13 @@ class ModelPair(ABC, Generic[T, D]):
         Heads inside the target draft where nothing else is named; unreadable ones are a note then.
         """
         if load.draft == MTP:
-            return cls(target, cls._load_heads(target))
+            return cls(target, cls._load_heads(target, load))
         if load.draft is not None:
             return cls(target, cls._load_draft(load.draft, target, load))
         if not load.mtp or not cls._has_heads(target):
             return cls(target)
         try:
-            return cls(target, cls._load_heads(target))
+            return cls(target, cls._load_heads(target, load))
         except CheckpointError as problem:
             return cls(target, notes=(f"plain decoding: {problem}",))
 
@@ -84,7 +84,7 @@ class ModelPair(ABC, Generic[T, D]):
 
     @classmethod
     @abstractmethod
-    def _load_heads(cls, target: T) -> D:
+    def _load_heads(cls, target: T, load: LoadConfig) -> D:
         """These heads as a draft. Raises CheckpointError."""
 
     @property

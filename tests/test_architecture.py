@@ -40,6 +40,7 @@ LAYERS = {
     "dflash.drafts.spec": 3,
     "dflash.drafts.dflash2": 3,
     "dflash.drafts.eagle3": 3,
+    "dflash.drafts.mtp": 3,
     "dflash.doctor": 4,
     "dflash.blocks": 4,
     "dflash.datasets": 4,
@@ -146,7 +147,8 @@ FACADES = ("dflash", "dflash.benchmark", "dflash.model", "dflash.model_mlx", "df
 WAITS = {"item", "tolist", "cpu", "numpy", "synchronize"}
 """Each makes the host wait for the device. In a backend, only where the one wait of a round is."""
 MAY_WAIT = ("target", "sampling")
-LOADING = ("load", "draft_load", "draft_run", "draft_weights", "gguf_weights", "probe")
+LOADING = ("load", "draft_load", "draft_run", "probe")
+LOADING += ("draft_weights", "gguf_weights", "mtp_weights")
 """Runs before the first round or apart from any, where nobody is kept waiting by a wait."""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, MellumConfig, MellumForCausalLM
 from transformers.modeling_layers import MtpModel
+
+from dflash.core.types import Plan, Request, Verdict
 
 from .families import family
 from .tiny import EOS, HIDDEN, LAYERS, VOCAB, tiny_tokenizer
@@ -51,15 +55,17 @@ _GLM: dict[str, Any] = {
 }
 
 
-def save_mtp_target(folder: Path, kind: str = "qwen3_5", *, heads: bool = True) -> Path:
+def save_mtp_target(
+    folder: Path, kind: str = "qwen3_5", *, heads: bool = True, count: int = 3
+) -> Path:
     """A target folder of ``kind``; without ``heads`` only its config has them.
 
     qwen3_5 and mellum publish one head under ``mtp.``, and only Mellum's config has transformers'
-    words for it; glm4_moe has three here, as layers behind its own.
+    words for it; glm4_moe has ``count``, as layers behind its own.
     """
     torch.manual_seed(0)
     if kind == "glm4_moe":
-        return _several(folder)
+        return _several(folder, count)
     if kind == "qwen3_5":
         model: Any = family(kind)
     else:
@@ -78,13 +84,56 @@ def save_mtp_target(folder: Path, kind: str = "qwen3_5", *, heads: bool = True) 
     return folder
 
 
-def _several(folder: Path) -> Path:
-    model = Glm4MoeForCausalLM(Glm4MoeConfig(**_GLM)).eval()
+def check_commits(pair: Any, joined: Callable[[Any], Any]) -> None:
+    """Heads say after any commits what a fresh session says; resumed, forked and grown, too.
+
+    ``joined`` puts arrays of the pair's library behind each other.
+    """
+    rng = random.Random(2)
+    tokens = [rng.randrange(VOCAB) for _ in range(40)]
+    target = pair.open_target(64)
+    rows = joined([verdict.features for verdict in target.prefill(Request(tokens, 1), 0)])
+
+    def told(session: Any, start: int, end: int) -> None:
+        count = end - 1 - start
+        features = rows[start:][:count]
+        session.commit(Verdict(tokens[start + 1 : end], rows=count, features=features), count)
+
+    def proposed(session: Any) -> list[int]:
+        return [int(token) for token in session.propose(Plan(0, 5, 5)).tokens]
+
+    def fresh(end: int) -> list[int]:
+        (session,) = pair.open_drafts(64)
+        session.begin(Request(tokens[:1], 99), 0)
+        told(session, 0, end)
+        return proposed(session)
+
+    (session,) = pair.open_drafts(8)
+    session.grow(64)
+    session.begin(Request(tokens[:1], 99), 0)
+    known = 1
+    for _ in range(12):
+        more = rng.randint(1, 3)
+        told(session, known - 1, known + more)
+        known += more
+        if rng.random() < 0.8:
+            assert proposed(session) == fresh(known), known
+    reuse = session.holds([*tokens[:15], 7, 8], 14)
+    assert reuse
+    for one in (session, session.fork()):
+        one.begin(Request(tokens[:15], 99), reuse)
+        one.commit(Verdict(tokens[15:16], rows=15 - reuse, features=rows[reuse:15]), 15 - reuse)
+        assert proposed(one) == fresh(16)
+
+
+def _several(folder: Path, count: int) -> Path:
+    config = Glm4MoeConfig(**{**_GLM, "num_mtp_layers": count})
+    model = Glm4MoeForCausalLM(config).eval()
     _lively(model.state_dict())
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    for name, tensor in _heads(model, 3).items():
+    for name, tensor in _heads(model, count).items():
         _, head, rest = name.split(".", 2)
         rest = rest.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
         tensors |= _experts(f"model.layers.{LAYERS + int(head)}.{rest}", tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,10 @@ from dflash.backends.torch import open_pair
 from dflash.config import LoadConfig
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed
-from dflash.core.types import Plan, Request, Sampling, Verdict
+from dflash.core.types import Plan, Request, Sampling
 from dflash.errors import CheckpointError
 
-from .mtp_targets import save_mtp_target
+from .mtp_targets import check_commits, save_mtp_target
 from .tiny import LAYERS, VOCAB
 
 PROMPT = [71, 103, 35, 290, 120, 33, 64, 8, 401]
@@ -129,42 +128,8 @@ def test_a_chain_is_the_heads_run_again_on_their_own_output(pair: Any) -> None:
 
 @pytest.mark.parametrize("folder", ["glm4_moe"], indirect=True)
 def test_several_heads_say_after_any_commits_what_a_fresh_session_says(pair: Any) -> None:
-    """Also behind a resumed prompt, a text shorter than there are heads, and larger buffers."""
-    rng = random.Random(2)
-    tokens = [rng.randrange(VOCAB) for _ in range(40)]
-    target = pair.open_target(64)
-    rows = torch.cat([verdict.features for verdict in target.prefill(Request(tokens, 1), 0)])
-
-    def told(session: Any, start: int, end: int) -> None:
-        count = end - 1 - start
-        features = rows[start:][:count]
-        session.commit(Verdict(tokens[start + 1 : end], rows=count, features=features), count)
-
-    def proposed(session: Any) -> list[int]:
-        return torch.as_tensor(session.propose(Plan(0, 5, 5)).tokens).tolist()
-
-    def fresh(end: int) -> list[int]:
-        (session,) = pair.open_drafts(64)
-        session.begin(Request(tokens[:1], 99), 0)
-        told(session, 0, end)
-        return proposed(session)
-
-    (session,) = pair.open_drafts(8)
-    session.grow(64)
-    session.begin(Request(tokens[:1], 99), 0)
-    known = 1
-    for _ in range(12):
-        more = rng.randint(1, 3)
-        told(session, known - 1, known + more)
-        known += more
-        if rng.random() < 0.8:
-            assert proposed(session) == fresh(known), known
-    reuse = session.holds([*tokens[:15], 7, 8], 14)
-    twin = session.fork()
-    for one in (session, twin):
-        one.begin(Request(tokens[:15], 99), reuse)
-        one.commit(Verdict(tokens[15:16], rows=15 - reuse, features=rows[reuse:15]), 15 - reuse)
-        assert proposed(one) == fresh(16)
+    """Also of a text shorter than there are heads."""
+    check_commits(pair, torch.cat)
 
 
 def test_heads_are_used_without_being_named_and_left_alone_when_told(folder: Path) -> None:

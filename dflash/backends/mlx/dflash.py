@@ -141,22 +141,14 @@ class Layer(nn.Module):
         return h + self.mlp(self.post_attention_layernorm(h))
 
 
-class DFlashModule(nn.Module):
-    """Parameters as published checkpoints name them."""
+class DraftModule(nn.Module):
+    """What sessions ask of a draft's module beside its rows."""
 
-    make_layer: Callable[[DraftSpec], Any] = Layer
+    norm: Any
 
     def __init__(self, spec: DraftSpec) -> None:
-        """Weights are NaN until loaded: a forgotten load must not pass as a weak draft."""
         super().__init__()
-        make = type(self).make_layer
-        self.fc = nn.Linear(len(spec.taps) * spec.target_hidden_size, spec.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
-        self.norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
-        self.layers = [make(spec) for _ in range(spec.num_layers)]
         self._spec = spec  # underscored: MLX takes it for no parameter
-        self._rotary = make_rotary(spec)
-        blank(self)
 
     @property
     def spec(self) -> DraftSpec:
@@ -167,6 +159,23 @@ class DFlashModule(nn.Module):
     def dtype(self) -> Any:
         """Of the weights."""
         return self.norm.weight.dtype
+
+
+class DFlashModule(DraftModule):
+    """Parameters as published checkpoints name them."""
+
+    make_layer: Callable[[DraftSpec], Any] = Layer
+
+    def __init__(self, spec: DraftSpec) -> None:
+        """Weights are NaN until loaded: a forgotten load must not pass as a weak draft."""
+        super().__init__(spec)
+        make = type(self).make_layer
+        self.fc = nn.Linear(len(spec.taps) * spec.target_hidden_size, spec.hidden_size, bias=False)
+        self.hidden_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.layers = [make(spec) for _ in range(spec.num_layers)]
+        self._rotary = make_rotary(spec)
+        blank(self)
 
     def fuse(self, features: Any) -> Any:
         """Tapped hidden states [.., M*Ht] to context rows c [.., H]."""

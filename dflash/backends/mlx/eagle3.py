@@ -19,6 +19,7 @@ from dflash.backends.mlx.dflash import (
     Attention,
     Context,
     CosSin,
+    DraftModule,
     Layer,
     Rotary,
     blank,
@@ -65,12 +66,12 @@ class FirstLayer(nn.Module):
         return h + self.mlp(self.post_attention_layernorm(h))
 
 
-class Eagle3Module(nn.Module):
+class Eagle3Module(DraftModule):
     """Parameters as published checkpoints name them; NaN until loaded."""
 
     def __init__(self, spec: DraftSpec) -> None:
-        super().__init__()
-        self._spec, options = spec, _options(spec)
+        super().__init__(spec)
+        options = _options(spec)
         taps, eps = len(spec.taps), spec.rms_norm_eps
         self.fc = nn.Linear(taps * spec.target_hidden_size, spec.hidden_size, bias=False)
         others = [PlainLayer(spec) for _ in spec.layer_types[1:]]
@@ -82,16 +83,6 @@ class Eagle3Module(nn.Module):
             self.fc_norm = [nn.RMSNorm(spec.target_hidden_size, eps=eps) for _ in spec.taps]
         self._rotary = make_rotary(spec)
         blank(self)
-
-    @property
-    def spec(self) -> DraftSpec:
-        """The draft's config."""
-        return self._spec
-
-    @property
-    def dtype(self) -> Any:
-        """Of the weights."""
-        return self.norm.weight.dtype
 
     def fuse(self, features: Any) -> Any:
         """Tapped hidden states [.., M*Ht] to states [.., H]."""

@@ -17,6 +17,7 @@ KINDS = Registry(
         "dflash": "dflash.backends.mlx.dflash_session:DFLASH",
         "dflash2": "dflash.backends.mlx.dflash2:DFLASH2",
         "eagle3": "dflash.backends.mlx.eagle3_session:EAGLE3",
+        "mtp": "dflash.backends.mlx.mtp_session:HEAD",
     },
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from dflash.checkpoint import read_config
+from dflash.drafts.mtp import FINAL_NORM
 from dflash.errors import CheckpointError
 
 LOAD_ERRORS = (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, AttributeError)
@@ -26,11 +28,12 @@ def load(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
     """``(model, tokenizer)`` as mlx-lm loads them. Raises CheckpointError."""
     import mlx_lm
 
+    config = read_config(folder)
     try:
         found = mlx_lm.load(
             str(folder),
             tokenizer_config={"trust_remote_code": trust_remote_code},
-            model_config=older_names(read_config(folder)),
+            model_config={**older_names(config), **_family(config)},
         )
     except LOAD_ERRORS as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -45,11 +48,22 @@ def older_names(config: Mapping[str, Any]) -> dict[str, Any]:
     none: the text is then almost right. Only what is not there already, as an update.
     """
     found = {**_rotation(config.get("rope_parameters")), **_pattern(config.get("layer_types"))}
+    if "num_local_experts" in config:
+        found["num_experts"] = config["num_local_experts"]
     found = {name: value for name, value in found.items() if config.get(name) is None}
     text = config.get("text_config")
     if isinstance(text, Mapping) and (inner := older_names(text)):
         found["text_config"] = {**text, **inner}
     return found
+
+
+def _family(config: Mapping[str, Any]) -> dict[str, str]:
+    """The text part of a family that mlx-lm knows as a whole only; its files read both."""
+    kind = str(config.get("model_type"))
+    whole = kind.removesuffix("_text")
+    if whole == kind or find_spec(f"mlx_lm.models.{kind}") is not None:
+        return {}
+    return {"model_type": whole}
 
 
 def _rotation(ropes: Any) -> dict[str, Any]:
@@ -63,8 +77,8 @@ def _rotation(ropes: Any) -> dict[str, Any]:
         if name in whole:
             found[name] = whole[name]
     kind = whole.get("rope_type", whole.get("type"))
-    if kind not in (None, "default"):
-        found["rope_scaling"] = {**whole, "type": kind, "rope_type": kind}
+    plain = kind in (None, "default")  # some model files insist on being told that, too
+    found["rope_scaling"] = None if plain else {**whole, "type": kind, "rope_type": kind}
     return found
 
 
@@ -158,17 +172,28 @@ class Tap:
 def tapped(model: Any, layers: tuple[int, ...]) -> Iterator[list[Tap]]:
     """Taps on ``layers`` of this model object while a forward is written down (not run: lazy).
 
-    The model's own list of layers holds them, and holds its layers again afterwards. Threads
-    take turns; other models, of the same class too, never notice.
+    ``FINAL_NORM`` stands for the norm behind the last. The model's own list of layers holds the
+    taps, and its layers again afterwards. Threads take turns; other models never notice.
     """
     with _TURN:
-        held: list[Any] = stack_of(model).layers if layers else []
-        own = {layer: held[layer] for layer in layers}
-        taps = {layer: Tap(module) for layer, module in own.items()}
+        places = [_place(model, layer) for layer in layers]
+        own = [held[key] for held, key in places]
+        taps = [Tap(module) for module in own]
         try:
-            for layer, tap in taps.items():
-                held[layer] = tap
-            yield [taps[layer] for layer in layers]
+            for (held, key), tap in zip(places, taps, strict=True):
+                held[key] = tap
+            yield taps
         finally:
-            for layer, module in own.items():
-                held[layer] = module
+            for (held, key), module in zip(places, own, strict=True):
+                held[key] = module
+
+
+def _place(model: Any, layer: int) -> tuple[Any, Any]:
+    """What holds ``layer``, and under which key; a module of MLX is a mapping of its parts."""
+    stack = stack_of(model)
+    if layer != FINAL_NORM:
+        return stack.layers, layer
+    for name in ("norm", "final_layernorm", "norm_f"):
+        if callable(stack.get(name)):
+            return stack, name
+    raise CheckpointError(f"{type(stack).__name__} has no final norm that could be tapped")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class LoadedTarget:
     name: str  # what the user asked for
     config: Mapping[str, Any] = field(default_factory=dict)  # config.json, its text part
     eos_ids: frozenset[int] = frozenset()
+    folder: Path | None = None  # its files; None for a model that the user holds
 
     @property
     def embed(self) -> Any:
@@ -92,7 +93,8 @@ def load_target(
         model.set_dtype(DTYPES[dtype or "float32"])
     _check_finite(model, path)
     inner = getattr(tokenizer, "_tokenizer", tokenizer)
-    return wrap_target(model, inner, path, config, _eos_ids(folder, config, inner))
+    target = wrap_target(model, inner, path, config, _eos_ids(folder, config, inner))
+    return replace(target, folder=folder)
 
 
 def wrap_target(

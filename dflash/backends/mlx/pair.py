@@ -11,6 +11,8 @@ import mlx.core as mx
 
 from dflash.backends.mlx.draft_load import LoadedDraft, load_draft
 from dflash.backends.mlx.load import LoadedTarget, load_target
+from dflash.backends.mlx.mtp_session import load_mtp
+from dflash.backends.mlx.mtp_weights import has_mtp
 from dflash.backends.mlx.target import MlxTargetSession
 from dflash.config import LoadConfig
 from dflash.core.protocols import DraftSession
@@ -60,15 +62,12 @@ class MlxPair(ModelPair[LoadedTarget, LoadedDraft]):
         )
 
     @classmethod
-    def _has_heads(cls, target: LoadedTarget) -> bool:  # noqa: ARG003
-        return False
+    def _has_heads(cls, target: LoadedTarget) -> bool:
+        return has_mtp(target)
 
     @classmethod
-    def _load_heads(cls, target: LoadedTarget) -> LoadedDraft:  # noqa: ARG003
-        raise ConfigError(
-            "mlx-lm leaves a target's multi-token prediction heads out when it loads it, so "
-            "they cannot draft here: add --backend torch, or name another draft"
-        )
+    def _load_heads(cls, target: LoadedTarget, load: LoadConfig) -> LoadedDraft:
+        return load_mtp(target, load.draft_bits)
 
     def runs_on(self) -> Mapping[str, str]:
         """Device, number formats and MLX's version."""

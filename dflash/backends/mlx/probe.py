@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from dflash.backends.mlx.cache import Caches
-from dflash.backends.mlx.draft_load import quantise
-from dflash.backends.mlx.kinds import KINDS
+from dflash.backends.mlx.dflash import make_rotary
 from dflash.backends.mlx.pair import MlxPair
 from dflash.backends.mlx.sampling import to_numpy
 from dflash.model_probe import ModelProbe
@@ -45,9 +44,9 @@ class MlxProbe(ModelProbe[MlxPair]):
     def variant(self, **changes: Any) -> MlxPair:
         """The same weights under ``replace(spec, **changes)``."""
         draft = self._draft()
-        twin = KINDS.load(draft.spec.kind).module(replace(draft.spec, **changes))
-        quantise(twin, draft.bits)
-        twin.load_weights(tree_flatten(draft.model.parameters()))
+        twin = copy(draft.model)  # another module over the same parts
+        twin._spec = replace(draft.spec, **changes)
+        twin._rotary = make_rotary(twin.spec)
         return MlxPair(self._pair.target, replace(draft, model=twin))
 
     def _draft_dtype(self) -> str:

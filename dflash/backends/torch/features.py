@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dflash.drafts import mtp
 from dflash.errors import CheckpointError, PairError
 
 
@@ -42,8 +43,7 @@ def _final_norm(model: Any) -> nn.Module:
     raise CheckpointError(f"{type(model).__name__} has no final norm that could be tapped")
 
 
-FINAL_NORM = -1000
-"""In place of a layer: the state after the final norm, which the head reads (MTP heads do too)."""
+FINAL_NORM = mtp.FINAL_NORM
 
 
 class Taps:

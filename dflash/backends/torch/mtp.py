@@ -10,7 +10,6 @@ reads the weights with.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,17 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from dflash.backends.torch.cache import PreallocatedCache, make_cache
-from dflash.backends.torch.features import FINAL_NORM
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.reading import LOAD_ERRORS, quiet
 from dflash.checkpoint import tensor_names
-from dflash.drafts.eagle3 import NO_MASK
+from dflash.drafts.mtp import count_heads, holds_heads, mtp_spec
 from dflash.drafts.spec import DraftSpec
 from dflash.errors import CheckpointError
-
-BLOCK = 8  # rows of the longest chain, anchor included; the policy finds out how many pay
-_COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
 def has_mtp(target: LoadedTarget) -> bool:
@@ -38,9 +33,7 @@ def has_mtp(target: LoadedTarget) -> bool:
     folder = Path(str(getattr(target.model.config, "name_or_path", "") or target.name))
     if not _count(target.config) or not folder.is_dir():
         return False
-    depth = target.num_layers
-    ours = re.compile(rf"(^|\.)mtp\.|(^|\.)layers\.{depth}\.(enorm|hnorm|eh_proj)\.")
-    return any(ours.search(name) for name in tensor_names(folder))
+    return holds_heads(tensor_names(folder), target.num_layers)
 
 
 class MtpDraft(nn.Module):
@@ -131,34 +124,24 @@ def read_mtp(target: LoadedTarget) -> MtpDraft:
             f"the multi-token prediction heads of {target.name} cannot be read by this version of "
             f"transformers ({type(error).__name__}: {error}). Use --no-mtp"
         ) from error
-    return MtpDraft(heads.eval().requires_grad_(False), mtp_spec(target))
+    return MtpDraft(heads.eval().requires_grad_(False), spec_of(target))
 
 
-def mtp_spec(target: LoadedTarget) -> DraftSpec:
+def spec_of(target: LoadedTarget) -> DraftSpec:
     """What the rest of the package wants to know of a draft; the stack is the target's."""
     config, heads = target.config, int(target.config.num_attention_heads)
-    return DraftSpec(
+    return mtp_spec(
         hidden_size=target.hidden_size,
         intermediate_size=int(getattr(config, "intermediate_size", 0) or 0),
-        num_layers=1,
         num_heads=heads,
-        num_kv_heads=heads,
         head_dim=int(getattr(config, "head_dim", None) or target.hidden_size // heads),
         vocab_size=target.vocab_size,
-        block_size=BLOCK,
-        mask_token_id=NO_MASK,
-        taps=(FINAL_NORM,),
-        rope_parameters={},
-        layer_types=(),
-        causal=(),
-        target_hidden_size=target.hidden_size,
-        kind="mtp",
-        num_target_layers=target.num_layers,
+        num_layers=target.num_layers,
     )
 
 
 def _count(config: Any) -> int:
-    return next((int(n) for name in _COUNTS if (n := getattr(config, name, None))), 0)
+    return count_heads(lambda name: getattr(config, name, None))
 
 
 @contextmanager

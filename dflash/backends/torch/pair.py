@@ -69,7 +69,7 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         return has_mtp(target)
 
     @classmethod
-    def _load_heads(cls, target: LoadedTarget) -> LoadedDraft:
+    def _load_heads(cls, target: LoadedTarget, load: LoadConfig) -> LoadedDraft:  # noqa: ARG003
         return load_mtp(target)
 
     def runs_on(self) -> Mapping[str, str]:
