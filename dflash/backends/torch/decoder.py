@@ -140,7 +140,7 @@ class Stack:
         tap: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:  # as x
         """Normed states of the last layer; ``tap`` sees the state behind each layer."""
-        turns = widened(turns, self.first)
+        turns = widened(turns, self.first.turned, self.first.keys)
         for index, (layer, slot) in enumerate(zip(self.layers, slots, strict=True)):
             x = layer.rows(x, turns, bias, slot)
             if tap is not None:
@@ -159,14 +159,12 @@ def plus_of(part: Any) -> Plus:
     return getattr(part, "plus", lambda x, y: part(x).add_(y))
 
 
-def widened(turns: Tensor, layer: DecoderLayer) -> Tensor:
-    """Turns [.., 1, D/2] of a row for each of its heads, the values' being none: [.., heads, D/2].
-
-    So that a layer turns them all at once, in memory that lies as they do.
-    """
-    shape = (*turns.shape[:-2], layer.keys, turns.shape[-1])
-    turning = turns.expand(*shape[:-2], layer.turned, -1)
-    return torch.cat((turning, turns.new_ones(shape)), dim=-2)
+def widened(turns: Tensor, turning: int, still: int) -> Tensor:
+    """Turns [.., 1, D/2] of a row for each of its heads, the last ``still`` of which stay as they
+    are: [.., heads, D/2], so that a layer turns all at once, in memory that lies as they do."""
+    *outer, _, half = turns.shape
+    turned = turns.expand(*outer, turning, half)
+    return torch.cat((turned, turns.new_ones((*outer, still, half))), dim=-2)
 
 
 def rotate_(heads: Tensor, turns: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from dflash.backends.torch.cache import ROOM
 from dflash.backends.torch.dflash import DFlashDraftModel, block_mask, transform_logits
 from dflash.backends.torch.draft_cache import LayerCache
+from dflash.backends.torch.draft_fused import fused_of
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark
@@ -55,9 +56,14 @@ class DFlashSession:
         """``window`` bounds the draft's history to that many context rows; None = its own."""
         self._model, self._tables, self._window = model, tables, window
         spec, weight = model.spec, model.norm.weight
+        self._fused, bounds, layers = fused_of(model), _bounds(model, window), 1
+        if self._fused is not None:  # its layers are alike: one cache for all
+            bounds, layers = bounds[:1], spec.num_layers
         self._caches = [
-            LayerCache(spec, capacity, bound, device=weight.device, dtype=weight.dtype)
-            for bound in _bounds(model, window)
+            LayerCache(
+                spec, capacity, bound, device=weight.device, dtype=weight.dtype, layers=layers
+            )
+            for bound in bounds
         ]
         self._tokens: list[int] = []
         self._request = Request((), 0)
@@ -174,6 +180,10 @@ class DFlashSession:
                 rows = features.shape[0]
                 places = self._absorbed + torch.arange(rows, device=weight.device)
                 fitted = features if self._tables.fit is None else self._tables.fit(features)
+                if self._fused is not None:
+                    self._fused.absorb(self._caches[0], fitted.to(weight), self._absorbed)
+                    self._absorbed += rows
+                    continue
                 context = self._model.fuse(fitted[None].to(weight))
                 for cache, (key, value) in zip(
                     self._caches, self._model.context_kv(context, places), strict=True
@@ -186,9 +196,11 @@ class DFlashSession:
         """Final hidden states [1, rows, H] of the block at position ``start``."""
         device = self._model.norm.weight.device
         positions = start + torch.arange(rows, device=device)
-        hidden = self._model.block(
-            self._noise(rows), positions, self._caches, self._masks(start, positions)
-        )
+        noise, masks = self._noise(rows), self._masks(start, positions)
+        if self._fused is not None:
+            hidden = self._fused.block(self._caches[0], noise[0], start, masks[0])[None]
+        else:
+            hidden = self._model.block(noise, positions, self._caches, masks)
         self._finite = hidden.isfinite().all()
         return hidden
 
@@ -200,10 +212,10 @@ class DFlashSession:
         return (noise * self._tables.scale)[None].to(self._model.norm.weight)
 
     def _masks(self, start: int, positions: Tensor) -> list[Tensor | None]:
-        """One mask a layer; None where every row sees everything."""
+        """One mask a cache; None where every row sees everything."""
         spec, made = self._model.spec, {}
         masks: list[Tensor | None] = []
-        for cache, kind, causal in zip(self._caches, spec.layer_types, spec.causal, strict=True):
+        for cache, kind, causal in zip(self._caches, spec.layer_types, spec.causal, strict=False):
             window = spec.sliding_window if kind == "sliding_attention" else None
             reach = cache.seen + positions.shape[0]
             if not causal and (window is None or reach <= window):

@@ -1,4 +1,4 @@
-"""Context keys and values of one draft layer: preallocated, append-only, rolled back by length.
+"""Context keys and values of draft layers: preallocated, append-only, rolled back by length.
 
 Behind the context there is room for one block. Block rows are written there for one forward and
 overwritten by the next context rows, so nothing is copied while a text grows.
@@ -6,9 +6,12 @@ overwritten by the next context rows, so nothing is copied while a text grows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from dflash.backends.torch.slots import Slot, slots_of
 from dflash.drafts.spec import DraftSpec
 
 
@@ -23,11 +26,12 @@ class LayerCache:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        layers: int = 1,  # L, which run as one: in place of the 1 in shapes below
     ) -> None:
         """Allocate ``min(capacity, bound) + block_size`` rows, unwritten."""
         self.bound = bound
         rows = (capacity if bound is None else min(capacity, bound)) + spec.block_size
-        shape = (2, 1, spec.num_kv_heads, rows, spec.head_dim)  # keys, values
+        shape = (layers, 2, spec.num_kv_heads, rows, spec.head_dim)  # keys, values
         self._rows = torch.empty(shape, device=device, dtype=dtype)
         self.first = 0  # position of row 0
         self.count = 0  # context rows held
@@ -58,7 +62,12 @@ class LayerCache:
         self._write(key, value)
         start, stop = self.count - self.seen, self.count + key.shape[2]
         view = self._rows[:, :, :, start:stop]
-        return view[0], view[1]
+        return view[:, 0], view[:, 1]
+
+    def slots(self, rows: int) -> Iterator[Slot]:
+        """Where each layer's block rows go, behind the context that it sees."""
+        self._make_room(rows)
+        return slots_of(self._rows, self.count - self.seen, self.count, self.count + rows)
 
     def crop(self, end: int) -> None:
         """Forget context rows at ``end`` and after."""
@@ -86,13 +95,17 @@ class LayerCache:
         return self._rows.numel() * self._rows.element_size()
 
     def _write(self, key: Tensor, value: Tensor) -> None:
-        """Put rows behind the context, moving it to the front first where there is no room."""
+        """Put rows behind the context."""
         size = key.shape[2]
+        self._make_room(size)
+        self._rows[:, 0, :, self.count : self.count + size] = key
+        self._rows[:, 1, :, self.count : self.count + size] = value
+
+    def _make_room(self, size: int) -> None:
+        """Move the context to the front where ``size`` rows do not fit behind it."""
         if self.count + size > self._rows.shape[3]:
             assert self.bound is not None, "more context than the session was opened for"
             keep = min(self.bound, self._rows.shape[3] - size)
             start = self.count - keep
             self._rows[:, :, :, :keep] = self._rows[:, :, :, start : self.count].clone()
             self.first, self.count = self.first + start, keep
-        self._rows[0, :, :, self.count : self.count + size] = key
-        self._rows[1, :, :, self.count : self.count + size] = value

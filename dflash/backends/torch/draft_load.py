@@ -18,7 +18,10 @@ from dflash.backends.torch import narrow
 from dflash.backends.torch.bridge import Bridge, make_bridge
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.dflash_session import DFlashSession, Tables
+from dflash.backends.torch.draft_fused import fuse_draft, sample_states
+from dflash.backends.torch.draft_fused import why_not as why_not_fused
 from dflash.backends.torch.draft_weights import load_weights
+from dflash.backends.torch.fused import differs
 from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.packed import PackReport, pack_model, why_not_narrow
@@ -87,14 +90,35 @@ def load_draft(  # noqa: PLR0913 - what LoadConfig says of the draft
     spec = read_spec(folder, taps=taps, num_target_layers=target.num_layers)
     choice = Choice(path, dtype=str(kind).removeprefix("torch."), window=window, force=force)
     warnings = settle(spec, target, choice)
-    model, own = load_weights(folder, spec, device=target.device, dtype=kind)
+
+    def read() -> tuple[DFlashDraftModel, dict[str, Tensor]]:
+        return load_weights(folder, spec, device=target.device, dtype=kind)
+
+    model, own = read()
     bridge = None
     if force and spec.target_hidden_size != target.hidden_size:
         bridge = make_bridge(folder, spec, target.hidden_size, target.device)
     form = draft_form(dtype, target) if pack else None
     tables = make_tables(spec, target, own, bridge, form)
-    report = pack_model(model, weights=form) if pack else PackReport(reason="switched off")
+    report = PackReport(reason="switched off")
+    if pack:
+        model, report = _tuned(model, lambda: read()[0], form)
     return LoadedDraft(model, tables, path, window, warnings, report)
+
+
+def _tuned(
+    model: DFlashDraftModel, again: Callable[[], DFlashDraftModel], form: str | None
+) -> tuple[DFlashDraftModel, PackReport]:
+    """``model`` packed where it can be, and fused where that changes no state."""
+    if why_not_fused(model):
+        return model, pack_model(model, weights=form)
+    before = sample_states(model)
+    fuse_draft(model)
+    report = pack_model(model, weights=form)
+    if differs(before, sample_states(model), model.norm.weight.dtype, form):
+        model = again()  # its weights are in the fused layers now
+        report = pack_model(model, weights=form)
+    return model, report
 
 
 def draft_form(asked: str | None, target: LoadedTarget) -> str | None:

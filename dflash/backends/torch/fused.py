@@ -63,7 +63,8 @@ class FusedLayer(DecoderLayer):
         """The layer as transformers calls it."""
         assert position_embeddings is not None, "the model's rotary embedding was not replaced"
         held = options.get("cache", options.get("past_key_values"))
-        heads = rotate_(self.joint(hidden_states), widened(position_embeddings, self))
+        turns = widened(position_embeddings, self.turned, self.keys)
+        heads = rotate_(self.joint(hidden_states), turns)
         parts = torch.split(heads.transpose(1, 2), [self.queries, self.keys, self.keys], dim=1)
         query, key, value = parts
         if held is not None:
