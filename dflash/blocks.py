@@ -44,12 +44,11 @@ def choose(
     ``profile`` is what earlier requests of the pair taught about its costs. A fixed block with a
     ``min_acceptance_rate`` is given up while fewer of its drafts are accepted. A ``tree`` of so
     many nodes is as deep as the block, the native one if none is asked for. Raises ConfigError
-    where the pair knows no trees.
+    where the pair knows no trees, or has no draft to grow one.
     """
-    native = pair.draft_block_size
+    native, trees = pair.draft_block_size, _trees(tree, pair)
     if native is None:
         return Blocks(policies.Off(), "off", 1, reason="there is no draft")
-    trees = _trees(tree, pair)
     size = pair.default_block_size if asked is None else asked
     if size is None and isinstance(tree, int) and tree:
         size = native
@@ -78,12 +77,18 @@ def _trees(tree: DraftTree, pair: Pair) -> tuple[int, ...]:
     """Numbers of nodes that may be planned. Raises ConfigError where the pair knows no trees."""
     if not tree:
         return ()
-    reason = f"the {pair.backend} backend judges chains"
-    if isinstance(pair, Branching):
-        reason = pair.why_no_trees()
-    if reason:
+    if reason := _why_no_trees(pair):
         raise ConfigError(f"draft_tree is not possible here: {reason}. Leave draft_tree out")
     return BUDGETS if tree == "auto" else (tree,)
+
+
+def _why_no_trees(pair: Pair) -> str:
+    """In a sentence; "" = trees are possible."""
+    if pair.draft_block_size is None:
+        return "there is no draft"
+    if isinstance(pair, Branching):
+        return pair.why_no_trees()
+    return f"the {pair.backend} backend judges chains"
 
 
 def _reason(asked: BlockSize, size: int, native: int) -> str:

@@ -33,6 +33,7 @@ class Trial:
     options: Mapping[str, Any]
     runs: int = 3
     warmup: int = 32  # tokens that each arm decodes before it counts
+    draft_tree: int = 0  # nodes of a tree as deep as an arm's drafts; 0 = chains
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Comparison:
     layout: str  # what the draft's pass puts out
     prompt_tokens: int
     arms: tuple[Arm, ...]
+    draft_tree: int = 0  # nodes of a round's tree; 0 = chains
 
     @property
     def same(self) -> bool:
@@ -160,11 +162,13 @@ def compare(
         layout=_layout(*kind),
         prompt_tokens=plain[0].stats.prompt_tokens,
         arms=tuple(_arm(size, found[size], plain[0], rate) for size in wanted),
+        draft_tree=trial.draft_tree,
     )
 
 
 def _run(engine: Engine, trial: Trial, size: int, **changes: Any) -> Generation:
-    options: Any = {**trial.options, **changes}
+    tree = trial.draft_tree if size else 0
+    options: Any = {**trial.options, "draft_tree": tree, **changes}
     return engine.generate(trial.prompt, block_size=size + 1, reuse=False, **options)
 
 

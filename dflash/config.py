@@ -18,6 +18,7 @@ from dflash.checks import at_least, set_fields, switch, token_ids
 from dflash.errors import ConfigError
 from dflash.generate_config import (
     BlockSize,
+    DraftTree,
     GenerateConfig,
     GenerateOptions,
     parse_block_size,
@@ -31,6 +32,7 @@ __all__ = [
     "NGRAM",
     "NO_DRAFT",
     "BlockSize",
+    "DraftTree",
     "GenerateConfig",
     "GenerateOptions",
     "GgufOptions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dflash.config import NO_DRAFT, join_draft
@@ -27,6 +28,14 @@ class NgramPair:
     def open_drafts(self, capacity: int) -> list[DraftSession[Any]]:
         """The look-up, then the drafts of ``inner``."""
         return [NgramDraft(), *self.inner.open_drafts(capacity)]
+
+    @property
+    def why_no_trees(self) -> Callable[[], str]:
+        """The inner pair's, if it has one; a look-up alone drafts chains."""
+        if self.inner.draft_block_size is None:
+            return lambda: "look-ups draft chains, and there is no other draft"
+        found: Callable[[], str] = getattr(self.inner, "why_no_trees")  # noqa: B009 - not of all
+        return found
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the inner pair's."""

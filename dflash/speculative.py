@@ -42,6 +42,8 @@ __all__ = [
     "State",
 ]
 
+ACCEPTANCE = 0.3  # share below which it falls back, where nobody says another
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
@@ -50,14 +52,15 @@ class SpeculativeConfig:
     draft_tokens_per_step  drafts a round, the anchor not counted (block_size - 1)
     max_new_tokens         tokens generated at most
     min_acceptance_rate    below this share of accepted drafts it falls back to plain decoding;
-                           judged over the last 32 drafted tokens and never before 16
+                           judged over the last 32 drafted tokens and never before 16. A tree is
+                           not given up, so its default gives way to a ``draft_tree``
     strict_mode            keep a draft only where it equals the target's own sample; off:
                            rejection sampling. Both leave the target's distribution exact
     """
 
     draft_tokens_per_step: int = 4
     max_new_tokens: int = 128
-    min_acceptance_rate: float = 0.3
+    min_acceptance_rate: float = ACCEPTANCE
     strict_mode: bool = False
 
     def __post_init__(self) -> None:
@@ -226,7 +229,7 @@ class SpeculativeDecoder:
         """The same round by round, so that ``state`` can be watched. Checked at the call."""
         if options.get("n", 1) != 1 or options.get("echo"):
             raise ConfigError("a decoder gives the new tokens of one text: leave out n and echo")
-        merged = cast("GenerateOptions", {**self.config.options(), **options})
+        merged = cast("GenerateOptions", {**self._defaults(options), **options})
         chunks = self._engine.stream(prompt_tokens, **merged)
         self._state, self._stats = State.PREFILL, SpeculativeStats()
 
@@ -239,6 +242,13 @@ class SpeculativeDecoder:
                 yield list(chunk.token_ids)
 
         return rounds()
+
+    def _defaults(self, options: GenerateOptions) -> GenerateOptions:
+        """The config's, without a floor that nobody asked for where trees were."""
+        found = self.config.options()
+        if options.get("draft_tree") and self.config.min_acceptance_rate == ACCEPTANCE:
+            found["min_acceptance_rate"] = None
+        return found
 
     def close(self) -> None:
         """Free what this decoder loaded; idempotent."""

@@ -11,6 +11,7 @@ from dflash.bench.arms import PLAIN, Through, engine_arm
 from dflash.bench.rows import Text
 from dflash.bench.trial import Contestant, Outcome, on_ids
 from dflash.bench.verdict import Verdict, judge
+from dflash.config import DraftTree
 from dflash.doctor.measured import cost
 from dflash.engine import Engine
 from dflash.errors import ConfigError
@@ -83,11 +84,17 @@ def contestants(
     blocks: Mapping[str, int | str],
     options: Mapping[str, Any],
     through: Through | None = None,
+    tree: DraftTree = 0,
 ) -> dict[str, Contestant]:
-    """An arm for each block size; ``through``: who reads the streams, where several are asked."""
+    """An arm for each block size; ``through``: who reads the streams, where several are asked.
+
+    All but plain decoding grow trees of ``tree`` nodes, if any.
+    """
     more: dict[str, Any] = {} if through is None else {"through": through, "progress": True}
+    trees = {name: 0 if size == 1 else tree for name, size in blocks.items()}
     return {
-        name: on_ids(engine_arm(engine, size, **more, **options)) for name, size in blocks.items()
+        name: on_ids(engine_arm(engine, size, draft_tree=trees[name], **more, **options))
+        for name, size in blocks.items()
     }
 
 

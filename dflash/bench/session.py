@@ -18,6 +18,7 @@ from dflash.bench.rows import texts_of
 from dflash.bench.totals import add_up
 from dflash.bench.trial import Contestant, Course, Journal, Record
 from dflash.bench.verdict import Verdict
+from dflash.config import DraftTree
 from dflash.engine import Engine
 from dflash.errors import ConfigError
 
@@ -46,12 +47,18 @@ class Settings:
     resume: bool = False
     costs: bool = True
     concurrency: int = 1  # requests at a time
+    tree: DraftTree = 0  # nodes of the trees of our arms, as deep as their blocks
 
     def __post_init__(self) -> None:
         """Refuse what no run could do. Raises ConfigError."""
         for name, least in (("tokens", 2), ("repeats", 1), ("warmup", 0), ("concurrency", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        if self.tree == "auto" and (self.blocks is None or set(self.blocks) - {1, "auto"}):
+            raise ConfigError(
+                "--draft-tree auto decides by measured time, and blocks are fixed: give a number "
+                "of nodes, or --block-sizes auto"
+            )
         if self.resume and self.concurrency > 1:
             raise ConfigError("throughput at a --concurrency is of a whole run: leave out --resume")
 
@@ -63,7 +70,8 @@ class Settings:
     def shared(self, pair: Mapping[str, Any]) -> dict[str, Any]:
         """What all records of one journal have to agree in."""
         template = {n: getattr(self.template, n) for n in ("chat", "system", "thinking")}
-        return {"tokens": self.tokens, **self.sampling, **template, **pair}
+        tree = {"draft_tree": self.tree} if self.tree else {}
+        return {"tokens": self.tokens, **self.sampling, **tree, **template, **pair}
 
     def told(self) -> dict[str, Any]:
         """What the report says of them."""
@@ -103,7 +111,7 @@ def run(
         through = (
             stack.enter_context(Line(settings.concurrency)) if settings.concurrency > 1 else None
         )
-        ours = local.contestants(engine, blocks, settings.sampling, through)
+        ours = local.contestants(engine, blocks, settings.sampling, through, settings.tree)
         course = _course(engine, settings, {**ours, **others})
         journal = stack.enter_context(settings.journal(settings.shared(names)))
         notes, walls = _measure(course, conversations, settings, journal, say)

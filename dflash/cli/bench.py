@@ -14,6 +14,7 @@ from dflash.cli import options as o
 from dflash.cli.given import open_engine
 from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import emit_json, status
+from dflash.config import parse_draft_tree
 from dflash.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def bench(
     top_p: o.TopP = 1.0,
     ignore_eos: o.IgnoreEos = False,
     block_sizes: f.BlockSizes = None,
+    draft_tree: o.DraftTree = "0",
     repeats: f.Repeats = 3,
     warmup: f.Warmup = 1,
     against: f.Against = None,
@@ -87,6 +89,7 @@ def _settings(given: dict[str, Any]) -> Settings:
     return Settings(
         tokens=given["max_tokens"],
         blocks=f.block_sizes(given["block_sizes"]),
+        tree=parse_draft_tree(given["draft_tree"]),
         repeats=given["repeats"],
         warmup=given["warmup"],
         sampling={name: given[name] for name in names},
@@ -123,6 +126,8 @@ def _remote(
 
     if given["against"]:
         raise ConfigError("--against is for local pairs; another server is --baseline-url")
+    if settings.tree:
+        raise ConfigError("--draft-tree is for local pairs: a server has it from its own settings")
     body = {"temperature": given["temperature"], "top_p": given["top_p"]}
     body |= {"top_k": given["top_k"]} if given["top_k"] else {}
     body |= {"ignore_eos": True} if given["ignore_eos"] else {}

@@ -48,6 +48,7 @@ def chat(
     block_size: o.BlockSize = None,
     draft_tokens: o.DraftTokens = None,
     min_acceptance_rate: o.MinAcceptanceRate = None,
+    draft_tree: o.DraftTree = "0",
     strict_mode: o.Strict = False,
     preset: o.Preset = None,
     show_drafts: o.ShowDrafts = False,

@@ -9,7 +9,7 @@ import typer
 
 from dflash.cli import options as o
 from dflash.cli.output import emit_json, note, status
-from dflash.config import LoadConfig
+from dflash.config import GenerateConfig, LoadConfig
 from dflash.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +46,15 @@ def compare(
     draft_p_min: Annotated[
         float, typer.Option("--draft-p-min", help="Least probability of a draft.")
     ] = 0.0,
+    draft_tree: Annotated[
+        int,
+        typer.Option(
+            "--draft-tree",
+            min=0,
+            metavar="N",
+            help="Judge N candidates a pass as a tree, as deep as a row's drafts; 0 = chains.",
+        ),
+    ] = 0,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     ignore_eos: o.IgnoreEos = False,
@@ -72,6 +81,7 @@ def compare(
     from dflash.opening import backend_of, pair_names
 
     sizes = _sizes(draft_tokens)
+    GenerateConfig(draft_tokens=max(sizes), draft_tree=draft_tree, draft_p_min=draft_p_min)
     target, named = pair_names(model, "ngram" if algorithm == "ngram" else draft)
     chosen, kind, top_k = settle_algorithm(algorithm, named)
     gguf = {
@@ -99,7 +109,7 @@ def compare(
             "ignore_eos": ignore_eos,
             "draft_p_min": draft_p_min if engine.pair.backend != "gguf" else 0.0,
         }
-        trial = Trial(prompt, sizes, options, runs, warmup_tokens)
+        trial = Trial(prompt, sizes, options, runs, warmup_tokens, draft_tree)
         found = run(engine, trial, (kind, top_k), status)
     if json:
         emit_json(found.to_json())
@@ -125,6 +135,8 @@ def lines(found: Comparison, texts: bool = False) -> Iterator[str]:
     yield f"algorithm    {found.algorithm}, block size {found.block_size}, {found.layout}"
     if found.selector_top_k:
         yield f"selector     {found.selector_top_k} candidates a place"
+    if found.draft_tree:
+        yield f"tree         {found.draft_tree} nodes, as deep as the drafts"
     yield f"prompt       {found.prompt_tokens} tokens"
     yield "drafts  tokens/s  speed-up  committed  accepted  rollbacks  draft s  verify s  match"
     for arm in found.arms:

@@ -16,7 +16,7 @@ from dflash.cli import options as o
 from dflash.cli.given import open_engine
 from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import note, status
-from dflash.config import NO_DRAFT, BlockSize, parse_block_size
+from dflash.config import NO_DRAFT, BlockSize, parse_block_size, parse_draft_tree
 from dflash.errors import CheckpointError, ConfigError, DFlashError, MissingBackend, PairError
 
 if TYPE_CHECKING:
@@ -58,6 +58,15 @@ def serve(
         int | None,
         o.pair_option("--draft-tokens", metavar="K", help="The same without the anchor."),
     ] = None,
+    draft_tree: Annotated[
+        str,
+        o.pair_option(
+            "--draft-tree",
+            metavar="N|auto",
+            help="Judge N candidates a pass as a tree, as deep as the block; 0 = chains. auto: "
+            "where the block is, too.",
+        ),
+    ] = "0",
     host: Annotated[
         str, _listen("--host", help="Address; 0.0.0.0 = every machine that can reach this one.")
     ] = "127.0.0.1",
@@ -125,6 +134,7 @@ def serve(
         port=port,
         name=served_model_name,
         block_size=size,
+        draft_tree=parse_draft_tree(draft_tree),
         api_keys=_keys(api_key_file),
         origins=tuple(cors_origin or ()),
         hosts=tuple(allowed_host or ()),

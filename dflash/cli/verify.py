@@ -58,6 +58,7 @@ def verify(
     no_chat_template: o.NoChatTemplate = False,
     block_size: o.BlockSize = None,
     draft_tokens: o.DraftTokens = None,
+    draft_tree: o.DraftTree = "0",
     sampling: Annotated[
         bool,
         typer.Option(
@@ -116,10 +117,14 @@ def _settings(given: dict[str, Any], asked: bool) -> dict[str, Any]:
 
 
 def _insist_on_draft(engine: Engine, settings: dict[str, Any]) -> None:
-    """A draft, and its whole block unless told otherwise: the most speculation there is."""
+    """A draft, and its whole block unless told otherwise: the most speculation there is.
+
+    A tree that is chosen by measured time is chosen with its block.
+    """
     if engine.pair.draft_name is None:
         raise ConfigError("there is no draft to verify: name one (--draft)")
-    if settings["block_size"] is None and settings["draft_tokens"] is None:
+    free = settings["block_size"] is None and settings["draft_tokens"] is None
+    if free and settings["draft_tree"] != "auto":
         settings["block_size"] = engine.pair.draft_block_size
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash import checks
-from dflash.config import BlockSize
+from dflash.config import BlockSize, DraftTree, GenerateConfig
 from dflash.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -20,6 +20,8 @@ class ServeConfig:
     host, port      where to listen; the default is reachable from this machine only
     name            the model name that clients see and send; None = from the target's
     block_size      of requests that do not say (anchor included; "auto"; None = the draft's own)
+    draft_tree      nodes of the trees that requests are drafted in, as deep as their blocks; 0 =
+                    chains; "auto" weighs them by measured time where the block is "auto", too
     api_keys        one of them must come with each request; () = no key is asked for
     origins         web origins that may call from a browser (CORS); () = none
     hosts           further names that a Host header may carry while only loopback is listened to
@@ -39,6 +41,7 @@ class ServeConfig:
     port: int = 8000
     name: str | None = None
     block_size: BlockSize = None
+    draft_tree: DraftTree = 0
     api_keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -68,6 +71,7 @@ class ServeConfig:
         checks.within("drain_seconds", self.drain_seconds, lambda x: x >= 0, "0 or more")
         if self.block_size != "auto":
             checks.at_least(1, "block_size", self.block_size, hint=' (1 = plain, or "auto")')
+        GenerateConfig(block_size=self.block_size, draft_tree=self.draft_tree)
 
     @property
     def only_here(self) -> bool:

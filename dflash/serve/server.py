@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-from dflash.config import BlockSize
+from dflash.blocks import choose
+from dflash.config import BlockSize, DraftTree
 from dflash.engine import Engine
 from dflash.errors import DFlashError
 from dflash.generate_config import CONSTRAINTS
@@ -52,7 +53,9 @@ class Server:
     no_draft: str | None = None  # why there is no draft although one was asked for
 
     def __post_init__(self) -> None:
-        """Nothing runs yet."""
+        """Nothing runs yet. Raises ConfigError for trees that the pair cannot judge."""
+        if self.no_draft is None:
+            choose(None, self.engine.pair, tree=self.config.draft_tree)
         self.worker = worker = Worker(self.config.most_running, self.config.most_waiting)
         self.spelling = Spelling(self.engine.pair.tokenizer)
         self.created = int(time.time())
@@ -127,6 +130,7 @@ class Server:
                     progress=True,
                     **{**order.options, "max_tokens": self._tokens(order)},
                     block_size=size,
+                    draft_tree=self._tree(size),
                 )
                 for prompt in order.prompts
             ]
@@ -164,6 +168,12 @@ class Server:
             return "auto", Asked(None)
         kept = min(size, native)
         return kept, Asked(kept, None if kept == size else size)
+
+    def _tree(self, size: BlockSize) -> DraftTree:
+        """The server's, for a block that has room for one and is not fixed where time decides."""
+        tree = self.config.draft_tree
+        chains = size in (None, 1) or (tree == "auto" and size != "auto")
+        return 0 if chains else tree
 
 
 def _check_held(options: Mapping[str, Any]) -> None:

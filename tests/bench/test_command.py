@@ -134,6 +134,8 @@ def test_sets_come_from_a_folder_or_a_file(tmp_path: Path) -> None:
         (("--against", "llama.cpp"), "needs a .gguf file"),
         (("--against", "reference-wheel"), "needs a DFlash draft in a local folder"),
         (("--draft", "none"), "no draft to measure"),
+        (("--draft-tree", "auto"), "or --block-sizes auto"),
+        (("--draft-tree", 8, "--base-url", "http://127.0.0.1:1"), "is for local pairs"),
         (("--write-config", "--no-costs"), "draft in a local folder"),
     ],
 )
@@ -154,6 +156,22 @@ def test_the_look_up_can_join_as_an_arm() -> None:
     found = json.loads(done.out)
     assert [row["arm"] for row in found["rows"]] == ["plain", "block 4", "ngram"]
     assert found["rows"][2]["left_out"].get("texts differ") is None
+
+
+def test_trees_are_measured_beside_plain_decoding(tmp_path: Path) -> None:
+    words = ("--draft-tree", 20, "--against", "ngram", "--block-sizes", "4,auto", "--no-costs")
+    done = bench(*words, "--json", "--out", tmp_path / "run")
+    found = json.loads(done.out)
+    assert found["settings"]["draft_tree"] == 20
+    assert [row["arm"] for row in found["rows"]] == ["plain", "block 4", "auto", "ngram"]
+    fixed = [r.outcome for r in records_of(tmp_path / "run") if r.key.arm == "block 4"]
+    assert all(one.drafted > 3 * one.rounds for one in fixed)
+    assert found["verdict"]["sentence"].startswith("identical")
+    chains = ("--against", "ngram", "--block-sizes", "4,auto", "--no-costs", "--resume")
+    assert bench(*chains, "--out", tmp_path / "run").code == 2
+    words = ("--draft-tree", "auto", "--block-sizes", "auto", "--no-costs", "--json")
+    auto = json.loads(bench(*words).out)
+    assert [row["arm"] for row in auto["rows"]] == ["plain", "auto"]
 
 
 def test_quick_is_short(tmp_path: Path) -> None:

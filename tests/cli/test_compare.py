@@ -46,6 +46,17 @@ def test_the_report_has_a_row_for_each_number_of_drafts() -> None:
     assert "rollbacks: rounds that rejected a draft" in found.out
 
 
+def test_trees_join_every_arm_but_the_ordinary_one() -> None:
+    words = ("compare", "--model", "toy", "--draft", "toy:script:0,1", "--draft-tree", 12)
+    found = json.loads(run(*words, "--draft-tokens", "3,7", "--json", *FLAGS).out)
+    assert found["same"] and found["draft_tree"] == 12
+    plain, *drafted = found["arms"]
+    assert plain["stats"]["drafted"] == 0
+    for arm in drafted:  # more candidates a round than its depth
+        assert arm["stats"]["drafted"] > arm["draft_tokens"] * arm["stats"]["rounds"]
+    assert "12 nodes, as deep as the drafts" in run(*words, *FLAGS).out
+
+
 def test_ngram_needs_no_draft() -> None:
     found = run("compare", "--algorithm", "ngram", "--model", "toy", "--json", *FLAGS)
     assert json.loads(found.out)["layout"] == "looked-up tokens"
@@ -65,6 +76,7 @@ def test_the_draft_says_which_method_is_compared() -> None:
         (("--algorithm", "dflash2", "--draft", "none-such"), "selector"),
         (("--algorithm", "eagle3", "--draft", "toy:oracle"), "say --algorithm dflash"),
         (("--draft", "none"), "no draft to compare with"),
+        (("--draft-tree", 8, "--draft-p-min", 0.3), "draft_p_min ends a path"),
     ],
 )
 def test_bad_words_are_refused_before_loading(flags: tuple[str, ...], words: str) -> None:

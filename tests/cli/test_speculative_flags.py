@@ -70,6 +70,13 @@ def test_no_flag_changes_the_text(flags: tuple[str, ...]) -> None:
     assert (said.code, said.out.rstrip("\n")) == (0, plain)
 
 
+def test_a_tree_changes_no_text_of_a_chat() -> None:
+    with load("toy") as engine:
+        plain = engine.generate("hello", max_tokens=80).text
+    said = run("chat", *TOY[1:], "--draft-tree", "12", typed="hello\n/exit\n")
+    assert (said.code, said.out.rstrip("\n")) == (0, plain)
+
+
 def test_a_useless_draft_is_given_up_under_the_rate() -> None:
     kept = json.loads(run("generate", *TOY, "--draft-tokens", "4", "--json").out)["stats"]
     words = ("--draft-tokens", "4", "--min-acceptance-rate", "0.3", "--json")

@@ -11,6 +11,7 @@ import pytest
 from dflash.backends.toy import State, ToyModel, ToyPair
 from dflash.core.profile import Profile
 from dflash.engine import Engine
+from dflash.errors import ConfigError
 from dflash.ngram_pair import NgramPair
 from tests.conformance.backends import SCRIPTS, SOMETIMES, Backend, Scripted, request
 from tests.conformance.entries import ENTRIES, Call, Entry
@@ -39,6 +40,14 @@ def with_ngram(backend: Backend, beside: str, **changes: Any) -> Any:
 
 
 everywhere = pytest.mark.parametrize("beside", ["alone", *SCRIPTS])
+
+
+def test_a_look_up_alone_grows_no_tree(backend: Backend) -> None:
+    with (
+        Engine(with_ngram(backend, "alone")) as engine,
+        pytest.raises(ConfigError, match=r"look-ups draft chains|judges chains"),
+    ):
+        engine.generate(TEXT, draft_tree=8)
 
 
 @everywhere

@@ -98,6 +98,21 @@ def test_the_tokens_are_those_of_plain_decoding(draft: str) -> None:
         assert decoder.generate(PROMPT, max_tokens=7) == plain(7)
 
 
+@pytest.mark.parametrize("tree", [8, 24])
+def test_a_tree_needs_no_floor_that_nobody_asked_for(tree: int) -> None:
+    with SpeculativeDecoder("toy", "toy:script:1,3,0") as decoder:
+        options: Any = {"draft_tree": tree, "max_tokens": 60, "stop_token_ids": []}
+        assert decoder.generate(PROMPT, **options) == plain(60)
+        assert decoder.stats.drafted > 4 * (decoder.stats.target_forward_passes - 1) or tree == 8
+        with pytest.raises(ConfigError, match="gives chains up"):
+            decoder.generate(PROMPT, min_acceptance_rate=0.3, **options)
+    with (
+        SpeculativeDecoder("toy", "toy:oracle", SpeculativeConfig.conservative()) as decoder,
+        pytest.raises(ConfigError, match="gives chains up"),
+    ):
+        decoder.generate(PROMPT, draft_tree=tree)
+
+
 def test_states_follow_the_text() -> None:
     with SpeculativeDecoder("toy", "toy:script:0", config()) as decoder:
         assert decoder.state is State.PREFILL

@@ -16,10 +16,10 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from dflash.backends.toy import ToyModel
+from dflash.backends.toy import ToyModel, ToyPair
 from dflash.core.logits import logprob
 from dflash.engine import Engine
-from dflash.errors import EngineClosed
+from dflash.errors import ConfigError, EngineClosed
 from dflash.results import Chunk
 from dflash.serve import ServeConfig
 from dflash.serve.server import Server
@@ -296,6 +296,23 @@ def test_the_block_size_is_the_requests_then_the_servers_then_the_drafts(
     found = said["metrics"]["speculative_decoding"]
     assert found["block_size"] == size
     assert found["clamped_from"] == (99 if config == 99 else None)
+
+
+@pytest.mark.parametrize("tree", [12, "auto"])
+def test_a_server_drafts_in_trees_and_says_the_same(serving: Serving, tree: Any) -> None:
+    plain = serving(block_size=1).post(URL, json=chat(max_tokens=60)).json()
+    client = serving(block_size="auto" if tree == "auto" else 6, draft_tree=tree)
+    for wish in ({}, {"block_size": 4}, {"block_size": "auto"}, {"enabled": False}):
+        said = client.post(URL, json=chat(max_tokens=60, speculative=wish)).json()
+        assert said["choices"][0]["message"] == plain["choices"][0]["message"]
+        found = said["metrics"]["speculative_decoding"]
+        if tree == 12 and wish == {}:
+            assert found["num_draft_tokens"] > 5 * found["num_steps"]
+
+
+def test_a_server_says_at_once_that_there_can_be_no_trees(serving: Serving) -> None:
+    with pytest.raises(ConfigError, match="there is no draft"):
+        serving(ToyPair(draft_block_size=None), draft_tree=8)
 
 
 def test_tokens_there_and_back(client: TestClient) -> None:

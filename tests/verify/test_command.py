@@ -37,6 +37,28 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
     assert [line.split()[1] for line in found.out.splitlines()[:2]] == ["mine:1", "two"]
 
 
+@pytest.mark.parametrize("tree", ["8", "auto"])
+def test_trees_are_verified_as_chains_are(tree: str) -> None:
+    sampled = ("--sampling", "--samples", 300, "--seed", 5)
+    found = json.loads(run("verify", *TOY, "--draft-tree", tree, "--json", *sampled).out)
+    assert (found["identical"], found["verdict"]) == (12, "lossless")
+    assert found["committed"] > 1
+    assert [one["name"] for one in found["sampling"]] == ["seeded", "unseeded"]
+
+
+@pytest.mark.parametrize("draft", ["ngram", "none"])
+def test_a_tree_without_a_draft_that_grows_one_is_one_error(draft: str) -> None:
+    words = ("--model", "toy", "--draft", draft, "--draft-tree", 8)
+    for command in (("generate", "hello"), ("verify",), ("bench", "--no-costs")):
+        found = run(*command, *words)
+        assert found.code == 2
+        assert (
+            "is no draft" in found.err
+            or "no other draft" in found.err
+            or "no draft to" in found.err
+        )
+
+
 def test_real_differences_end_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dflash.backends.toy.ToyTarget.verify", believing)
     found = run("verify", *TOY)
