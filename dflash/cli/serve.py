@@ -151,7 +151,7 @@ def serve(
     if not config.only_here and not config.api_keys:
         note("reachable from other machines, and no key is asked for: --api-key-file names some")
     _log_requests()
-    engine, why = _open(given)
+    engine, why = package.apart(lambda: _open(given))
     with engine:
         if no_mtp and "mtp" in str(engine.pair.draft_name).lower():
             raise ConfigError(

@@ -83,15 +83,17 @@ def build(given: Mapping[str, Any]) -> Any:
 def replica(asked: Asked) -> Any:
     """The ASGI application of one replica; loads the pair."""
     from dflash.engine import load
-    from dflash.serve import create_app
+    from dflash.serve import apart, create_app
 
-    engine = load(
-        asked.model,
-        asked.draft,
-        device=asked.device,
-        dtype=asked.dtype,
-        threads=asked.threads,
-        draft_sliding_window_size=asked.draft_sliding_window_size,
+    engine = apart(
+        lambda: load(
+            asked.model,
+            asked.draft,
+            device=asked.device,
+            dtype=asked.dtype,
+            threads=asked.threads,
+            draft_sliding_window_size=asked.draft_sliding_window_size,
+        )
     )
     return create_app(engine, _serve_config(asked))
 

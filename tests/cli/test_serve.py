@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import dflash.cli.serve
 import dflash.serve
 from dflash.engine import Engine
+from dflash.errors import PairError
 from tests.cli.running import run
 
 TOY = ("serve", "--model", "toy", "--draft", "toy:oracle")
@@ -26,6 +31,54 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(dflash.serve, "serve", serve)
     monkeypatch.setattr(dflash.serve, "check_address", lambda _: None)  # port 8000 may be taken
     return found
+
+
+def test_the_pair_is_loaded_in_a_thread_that_is_gone_when_it_is_served(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaders: list[threading.Thread] = []
+    known = dflash.cli.serve.open_engine
+
+    def watched(given: Any) -> Engine:
+        loaders.append(threading.current_thread())
+        return known(given)
+
+    monkeypatch.setattr(dflash.cli.serve, "open_engine", watched)
+    assert run(*TOY).code == 0
+    assert started
+    (loader,) = loaders
+    assert loader is not threading.main_thread()
+    loader.join(10)
+    assert not loader.is_alive()
+
+
+def test_what_goes_wrong_in_that_thread_is_heard() -> None:
+    def fail() -> None:
+        raise PairError("of two kinds")
+
+    with pytest.raises(PairError, match="of two kinds"):
+        dflash.serve.apart(fail)
+
+
+INTERRUPTED = """
+import signal, threading, dflash.serve
+
+def load():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    threading.Event().wait()
+
+try:
+    dflash.serve.apart(load)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_loading_can_be_interrupted() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60
+    )
+    assert (found.returncode, found.stdout) == (0, "interrupted\n")
 
 
 @pytest.mark.parametrize(
