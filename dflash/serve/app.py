@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -76,13 +76,24 @@ async def _refused(request: Request, problem: Any) -> JSONResponse:
 async def _malformed(request: Request, problem: Any) -> JSONResponse:
     """What is wrong with a request's fields: of several forms, the one that came furthest."""
     first = max(problem.errors(), key=lambda error: len(error["loc"]))
-    place = [str(part) for part in first["loc"][1:]]
+    place = list(_place(first, problem.body))
     message = f"{'.'.join(place) or 'the body'}: {first['msg']}"
     if first["type"] == "json_invalid":
         return _reply(request, ApiError(400, f"the body is not JSON: {first['ctx']['error']}"))
     if first["type"] == "extra_forbidden":
         message = f"{'.'.join(place)} is not a field that this server knows"
     return _reply(request, ApiError(400, message, param=".".join(place) or None))
+
+
+def _place(error: Mapping[str, Any], body: Any) -> Iterator[str]:
+    """The way to a field, without the names of the forms that were tried on it."""
+    for part in error["loc"][1:]:
+        there = range(len(body)) if isinstance(body, list) else body
+        if isinstance(body, list | dict) and part in there:
+            body = body[part]
+            yield str(part)
+    if error["type"] == "missing":
+        yield str(error["loc"][-1])
 
 
 async def _not_here(request: Request, problem: Any) -> JSONResponse:

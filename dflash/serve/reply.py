@@ -30,6 +30,7 @@ class Choice:
 
     splitter: Splitter
     content: str = ""
+    echoed: int = 0  # characters of the content that are the prompt's
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -52,6 +53,8 @@ class Choice:
                 self.reasoning += delta.text
             else:
                 self.content += delta.text
+        if "prompt" in chunk.sources:
+            self.echoed = len(chunk.text)
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs or ()
         if chunk.finish_reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -105,3 +106,40 @@ def test_a_failed_tool_is_told_to_the_model(serving: Serving) -> None:
         return int(said.json()["input_tokens"])
 
     assert tokens(is_error=True) == tokens() + len("Error: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (chat(speculative={"block_size": 0}), "speculative.block_size"),
+        (chat(stop=[1]), "stop.0"),
+        ({"messages": [{"content": "hi"}]}, "messages.0.role"),
+        ({}, "messages"),
+    ],
+)
+def test_a_field_is_named_as_the_request_wrote_it(
+    serving: Serving, fields: dict[str, Any], param: str
+) -> None:
+    refused = serving().post(CHAT, json=fields)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_of_tokens_count_an_echoed_prompt(serving: Serving, stream: bool) -> None:
+    body = {"prompt": "Once", "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 0}
+    answer = serving().post(TEXT, json={**body, "stream": stream})
+    frames = (
+        [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        if stream
+        else [answer.json()]
+    )
+    choices = [choice for frame in frames for choice in frame["choices"]]
+    text = "".join(choice["text"] for choice in choices)
+    notes = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    tokens = [token for note in notes for token in note["tokens"]]
+    offsets = [offset for note in notes for offset in note["text_offset"]]
+    assert len(tokens) == 6
+    assert [
+        text[place : place + len(t)] for t, place in zip(tokens, offsets, strict=True)
+    ] == tokens

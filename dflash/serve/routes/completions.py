@@ -77,7 +77,7 @@ def _head(server: Server) -> dict[str, Any]:
 def _choice(index: int, choice: Choice, body: CompletionRequest, server: Server) -> dict[str, Any]:
     notes = None
     if body.logprobs is not None:
-        notes = Notes(server).of(choice.logprobs)
+        notes = Notes(server, choice.echoed).of(choice.logprobs)
     return {
         "index": index,
         "text": choice.content,
@@ -90,9 +90,9 @@ def _choice(index: int, choice: Choice, body: CompletionRequest, server: Server)
 class Notes:
     """Log-probabilities in the form of the completion API; offsets go on from call to call."""
 
-    def __init__(self, server: Server) -> None:
-        """For one text."""
-        self._spelling, self._offset = server.spelling, 0
+    def __init__(self, server: Server, echoed: int) -> None:
+        """For one text, of which the first ``echoed`` characters are the prompt's."""
+        self._spelling, self._offset = server.spelling, echoed
 
     def of(self, notes: list[Logprob] | tuple[Logprob, ...]) -> dict[str, Any]:
         """Four lists, an entry a token."""
@@ -141,7 +141,7 @@ class Stream:
             "token_ids": list(chunk.token_ids),
         }
         if chunk.logprobs is not None:
-            notes = self._notes.setdefault(index, Notes(self._server))
+            notes = self._notes.setdefault(index, Notes(self._server, part.choice.echoed))
             choice["logprobs"] = notes.of(chunk.logprobs)
         if self._options.include_origins:
             choice["origins"] = origins(part)
