@@ -10,13 +10,46 @@ up hundreds of times a pass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing.pool import ThreadPool
-from typing import TypeVar
+from threading import Thread
+from types import TracebackType
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
+class _Outcome(Generic[T]):
+    """What came of a call; as a context, it takes up what is raised in it."""
+
+    value: T
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self.error = error
+        return True
+
+
 def apart(call: Callable[[], T]) -> T:
-    """What ``call()`` returns or raises; its thread and the team of that end with it."""
-    with ThreadPool(1) as pool:  # a daemon: an interrupted program does not wait for a download
-        return pool.apply(call)
+    """What ``call()`` returns or raises; its thread, and the team of that, end before."""
+    outcome = _Outcome[T]()
+
+    def run() -> None:
+        with outcome:
+            outcome.value = call()
+
+    # a daemon: a program that is interrupted does not wait for a download
+    thread = Thread(target=run, name="dflash-load", daemon=True)
+    thread.start()
+    thread.join()
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value

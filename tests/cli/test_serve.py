@@ -48,7 +48,6 @@ def test_the_pair_is_loaded_in_a_thread_that_is_gone_when_it_is_served(
     assert started
     (loader,) = loaders
     assert loader is not threading.main_thread()
-    loader.join(10)
     assert not loader.is_alive()
 
 
@@ -76,7 +75,7 @@ except KeyboardInterrupt:
 
 def test_loading_can_be_interrupted() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=600
     )
     assert (found.returncode, found.stdout) == (0, "interrupted\n")
 
