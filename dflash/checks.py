@@ -120,3 +120,11 @@ def _each_id(value: Any) -> Iterable[int]:
             yield from _each_id(item)
     else:
         raise ConfigError(f"token ids must be integers, got {value!r}")
+
+
+def readable(count: int) -> str:
+    """``1536 -> '1.5 KiB'``."""
+    if count < 1024:
+        return f"{count} bytes"
+    power = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB"

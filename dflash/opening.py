@@ -66,8 +66,8 @@ def backend_of(config: LoadConfig) -> str:
     """The backend a pair runs on. Raises ConfigError when target and draft are of two.
 
     Asked for nothing, the draft decides for a GGUF target: a GGUF draft runs on llama.cpp, a
-    folder on torch (which reads the target's weights out of the file), and no draft on torch where
-    that is installed.
+    folder on torch or MLX (which read the target's weights out of the file), and no draft on torch
+    where that is installed. What torch would run goes to MLX on Apple Silicon.
     """
     target, model = _homes(config.target), _model_of(config)
     alone = model in (None, MTP)  # heads inside the target are at home where it is
@@ -105,10 +105,9 @@ def _insist_on_home(config: LoadConfig, backend: str) -> None:
 
 
 def _prefers_mlx(config: LoadConfig) -> bool:
-    """On Apple Silicon with mlx-lm installed, unless a device or a GGUF file says torch."""
+    """On Apple Silicon with mlx-lm installed, unless a device says torch."""
     apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
-    plain = config.device is None and not is_gguf(config.target)
-    return apple and plain and find_spec("mlx_lm") is not None
+    return apple and config.device is None and find_spec("mlx_lm") is not None
 
 
 def _homes(name: str, draft: bool = False) -> list[str]:
@@ -119,7 +118,9 @@ def _homes(name: str, draft: bool = False) -> list[str]:
         return ["torch", "mlx"]
     if draft:
         return ["gguf"]
-    return ["torch", "gguf"] if find_spec("torch") else ["gguf", "torch"]
+    if find_spec("torch"):
+        return ["torch", "gguf", "mlx"]
+    return ["gguf", "mlx", "torch"] if find_spec("mlx_lm") else ["gguf", "torch", "mlx"]
 
 
 def _model_of(config: LoadConfig) -> str | None:

@@ -66,6 +66,3 @@ DRAFT_RUNNERS = Registry(
     },
 )
 """Backend name to what runs a draft alone, on features that are given (`dflash.convert.check`)."""
-
-GGUF_FOLDERS = Registry("GGUF converter", {"torch": "dflash.backends.torch.gguf:convert"})
-"""Backend name to ``(file, dtype) -> Hugging Face folder``, kept in the cache."""

@@ -20,6 +20,7 @@ LAYERS = {
     "dflash.registry": 0,
     "dflash.checks": 1,
     "dflash.gguf_file": 1,
+    "dflash.gguf_target": 4,
     "dflash.gguf_options": 1,
     "dflash.config": 1,
     "dflash.generate_config": 1,
@@ -100,8 +101,7 @@ THIRD_PARTY = {
     "dflash.core": {"numpy"},
     "dflash.backends.toy": {"numpy"},
     "dflash.backends.torch": {
-        *("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "gguf"),
-        *("numpy", "rich"),
+        *("torch", "transformers", "safetensors", "huggingface_hub", "numpy"),
     },
     "dflash.bench": {"numpy", "matplotlib", "jinja2", "rich"},
     "dflash.bench.peers": {"torch", "transformers", "safetensors", "xllamacpp"},
@@ -119,6 +119,7 @@ THIRD_PARTY = {
     "dflash.datasets": {"datasets"},
     "dflash.demo": {"huggingface_hub"},
     "dflash.grammar": {"numpy", "xgrammar"},
+    "dflash.gguf_target": {"numpy", "gguf", "transformers", "tokenizers", "rich"},
     "dflash.thinking": {"numpy"},
     "dflash.hub": {"huggingface_hub"},
     "dflash.inspection": {"gguf", "huggingface_hub"},
@@ -148,7 +149,7 @@ WAITS = {"item", "tolist", "cpu", "numpy", "synchronize"}
 """Each makes the host wait for the device. In a backend, only where the one wait of a round is."""
 MAY_WAIT = ("target", "sampling")
 LOADING = ("load", "draft_load", "draft_run", "probe")
-LOADING += ("draft_weights", "gguf_weights", "mtp_weights")
+LOADING += ("draft_weights", "mtp_weights")
 """Runs before the first round or apart from any, where nobody is kept waiting by a wait."""
 
 

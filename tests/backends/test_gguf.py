@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash.backends.torch import gguf as reader
+from dflash import gguf_target as reader
 from dflash.backends.torch.checkpoint import resolve
 from dflash.backends.torch.gguf import convert
 from dflash.backends.torch.load import load_target

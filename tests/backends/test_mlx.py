@@ -13,19 +13,22 @@ pytest.importorskip("mlx_lm")
 pytest.importorskip("torch")
 
 import mlx.core as mx
+from gguf import GGMLQuantizationType
 from mlx.utils import tree_flatten
 from safetensors.torch import load_file, save_file
 
-from dflash import opening
+from dflash import load, opening
 from dflash.backends.mlx import open_pair, target
 from dflash.backends.mlx.cache import Caches, SlidingCache
 from dflash.backends.mlx.dflash_session import DFlashSession
 from dflash.backends.mlx.draft_run import RUNNER as MLX_RUNNER
 from dflash.backends.mlx.draft_weights import load_weights
+from dflash.backends.mlx.gguf import convert as convert_here
 from dflash.backends.mlx.lm import tapped
 from dflash.backends.mlx.target import MlxTargetSession
 from dflash.backends.torch import open_pair as open_torch
 from dflash.backends.torch.draft_run import RUNNER as TORCH_RUNNER
+from dflash.backends.torch.gguf import convert as convert_there
 from dflash.backends.toy import ScriptedDraft
 from dflash.config import GgufOptions, LoadConfig
 from dflash.core.decode import decode
@@ -38,11 +41,13 @@ from dflash.registry import PROBES
 from tests.backends.drafts import ODDITIES, save_draft, tiny_draft, tiny_draft2
 from tests.backends.eagle_drafts import save_eagle
 from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
+from tests.backends.tiny_gguf import write_gguf
 from tests.conformance.backends import Plain
 from tests.core.toys import ticks, tokens_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.torch]
 
+READERS = ((convert_here, "mlx"), (convert_there, "torch"))
 PROMPT = [71, 103, 35, 90, 120, 33, 64, 9, 18, 27, 36]
 SCRIPT = (1, 3, 0, 7, 2)
 
@@ -449,6 +454,49 @@ def test_options_are_those_of_the_reference(sliding: Path) -> None:
     assert tokens_of(run(pair.open_target(0), said, request, 512)) == said.run(request)[0]
 
 
+def test_a_gguf_target_is_read_bit_for_bit_as_torch_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "cache"))
+    quant, model = GGMLQuantizationType.Q8_0, tiny_target("llama")
+    file = write_gguf(tmp_path / "tiny.gguf", model, tiny_tokenizer(), quant=quant)
+    for dtype in ("float32", "bfloat16"):
+        places = [make(file, dtype, tmp_path / name) for make, name in READERS]
+        ours, theirs = (load_file(place / "model-00001.safetensors") for place in places)
+        assert ours.keys() == theirs.keys()
+        assert all(ours[name].dtype == theirs[name].dtype for name in ours)
+        assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
+        told = [sorted(path.name for path in place.iterdir()) for place in places]
+        assert told[0] == told[1]
+    options: Any = {"max_tokens": 12, "chat_template": False, "ignore_eos": True}
+    said = []
+    for backend in ("mlx", "torch"):
+        load = LoadConfig(str(file), backend=backend, dtype="float32")
+        with Engine(opening.open_pair(load)) as engine:
+            assert engine.pair.backend == backend
+            said.append(list(engine.generate(PROMPT, **options).token_ids))
+    assert said[0] == said[1]
+
+
+def test_without_torch_mlx_opens_a_gguf_target_beside_a_draft_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening, "find_spec", lambda name: None if name == "torch" else name)
+    assert opening.backend_of(LoadConfig("some.gguf", "some/draft")) == "mlx"
+    assert opening.backend_of(LoadConfig("some.gguf")) == "gguf"
+
+
+@pytest.mark.demo
+def test_the_demo_pair_runs_on_mlx_and_says_what_it_says_on_torch() -> None:
+    answers = []
+    for backend in ("mlx", "torch"):
+        with load(backend=backend, device="cpu", dtype="float32", profile=False) as engine:
+            answers.append(engine.generate("How do rainbows form?", max_tokens=24, block_size=4))
+    ours, theirs = answers
+    assert ours.token_ids == theirs.token_ids
+    assert ours.stats.accepted == theirs.stats.accepted > 0
+
+
 def test_apple_silicon_takes_mlx_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     load = LoadConfig("some/target", "some/draft")
     assert opening.backend_of(load) == "torch"
@@ -457,4 +505,5 @@ def test_apple_silicon_takes_mlx_by_itself(monkeypatch: pytest.MonkeyPatch) -> N
     assert opening.backend_of(load) == "mlx"
     assert opening.backend_of(LoadConfig("some/target", device="mps")) == "torch"
     assert opening.backend_of(LoadConfig("toy")) == "toy"
+    assert opening.backend_of(LoadConfig("some.gguf", "some/draft")) == "mlx"
     assert opening.backend_of(LoadConfig("some/target", backend="torch")) == "torch"

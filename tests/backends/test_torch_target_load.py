@@ -15,6 +15,7 @@ from dflash.backends.torch import memory, open_pair
 from dflash.backends.torch.checkpoint import resolve
 from dflash.backends.torch.load import eos_ids, load_target, pick_device, pick_dtype, wrap_target
 from dflash.checkpoint import count_weights, fetch
+from dflash.checks import readable
 from dflash.config import LoadConfig
 from dflash.errors import (
     CheckpointError,
@@ -321,7 +322,7 @@ def test_free_bytes_of_this_machine_are_known_and_numbers_read_well() -> None:
     free = memory.free_bytes(torch.device("cpu"))
     assert free is None or free > 0
     sizes = (0, 1023, 1024, 3 << 20, 5 << 30, 7 << 50)
-    assert [memory.readable(size) for size in sizes] == [
+    assert [readable(size) for size in sizes] == [
         "0 bytes", "1023 bytes", "1.0 KiB", "3.0 MiB", "5.0 GiB", "7168.0 TiB",
     ]  # fmt: skip
 

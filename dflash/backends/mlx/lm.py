@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from dflash.checkpoint import read_config
 from dflash.drafts.mtp import FINAL_NORM
@@ -39,6 +41,14 @@ def load(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"mlx-lm cannot load {folder}: {first}") from error
     return found[0], found[1]
+
+
+def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Parameters of the model that ``config`` describes, by name; none is computed."""
+    whole = {**config, **older_names(config), **_family(config)}
+    module: Any = import_module(f"mlx_lm.models.{whole['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(whole))
+    return {name: tuple(weight.shape) for name, weight in tree_flatten(model.parameters())}
 
 
 def older_names(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Open a target with mlx-lm: a folder, a hub id, or a model the user already has.
 
-Quantised MLX folders (4 and 8 bit) load as they are. A GGUF file goes through the torch backend's
-converter where that is installed. Nothing in a checkpoint is executed.
+Quantised MLX folders (4 and 8 bit) load as they are; a GGUF file becomes a folder in the cache,
+once. Nothing in a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from dflash import registry
 from dflash.backends.mlx import lm
 from dflash.backends.mlx.cache import Caches
 from dflash.checkpoint import read_config, require_target
-from dflash.errors import CheckpointError, MissingBackend, WeightsError
+from dflash.errors import CheckpointError, WeightsError
 from dflash.model_folders import target_folder
 from dflash.target_facts import joined_ids
 
@@ -82,10 +81,10 @@ def load_target(
 ) -> LoadedTarget:
     """Open the target at ``path``: a folder, a hub id, or a ``.gguf`` file.
 
-    ``dtype`` None keeps the stored one on a GPU and takes float32 without. Raises CheckpointError,
-    WeightsError, DownloadError, ConfigError, MissingBackend.
+    ``dtype`` None keeps the stored one on a GPU (a GGUF file's: bfloat16) and takes float32
+    without. Raises CheckpointError, WeightsError, DownloadError, ConfigError, MissingBackend.
     """
-    folder = resolve(path, dtype or "float32")
+    folder = resolve(path, dtype or ("bfloat16" if mx.metal.is_available() else "float32"))
     config = read_config(folder)
     require_target(config, path)
     model, tokenizer = lm.load(folder, trust_remote_code=trust_remote_code)
@@ -122,14 +121,9 @@ def resolve(path: str, dtype: str = "float32") -> Path:
     """The folder behind ``path``. Raises CheckpointError, DownloadError, MissingBackend."""
 
     def convert(file: Path) -> Path:
-        try:
-            made: Path = registry.GGUF_FOLDERS.load("torch")(file, dtype)
-        except ImportError as error:
-            raise MissingBackend(
-                f"{path} is a GGUF file, which the mlx backend reads through the torch backend: "
-                "pip install 'dflash-engine[torch]', or give an MLX folder"
-            ) from error
-        return made
+        from dflash.backends.mlx import gguf  # only GGUF users pay for the import
+
+        return gguf.convert(file, dtype)
 
     return target_folder(path, convert)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dflash.checks import readable
 from dflash.errors import OutOfMemory
 
 STATE_ONLY = ("linear_attention", "conv", "mamba", "moe", "mlp")  # layer types without keys
@@ -91,11 +92,3 @@ def guard(what: str) -> Iterator[None]:
         if "can't allocate memory" not in str(error):  # the CPU allocator's words
             raise
         raise OutOfMemory(f"out of memory while {what}: {error}. {HINT}") from error
-
-
-def readable(count: int) -> str:
-    """``1536 -> '1.5 KiB'``."""
-    if count < 1024:
-        return f"{count} bytes"
-    power = min((count.bit_length() - 1) // 10, 4)
-    return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB"

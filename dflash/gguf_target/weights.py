@@ -10,28 +10,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from dflash.errors import CheckpointError
 
 SHARD = 64 << 20  # small, so that a loaded shard's file can be let go before the next is touched
 DERIVED = frozenset({"rope_freqs.weight"})  # already in the config
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 Advance = Callable[[int, int], None]
 Floats = NDArray[np.float32]
+Names = Mapping[str, tuple[str, tuple[int, ...]]]
+"""transformers' parameter name -> (GGUF tensor name, shape), in the model's order."""
 
 
-def check_names(config: Any, tensors: Mapping[str, Any], file: str) -> int:
-    """Numbers in all parameters; raises CheckpointError unless file and model fit one to one."""
-    names = tensor_names(config)
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What a backend's array library does for a conversion."""
+
+    shapes: Callable[[Any], Mapping[str, tuple[int, ...]]]
+    """Parameters of the model of a transformers config, by transformers' names."""
+    stored: Callable[[Floats, str], Any]
+    """Numbers in a dtype (`BYTES`), rounded to nearest; with ``nbytes``."""
+    save: Callable[[Mapping[str, Any], Path], None]
+    """Such arrays into a safetensors file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A GGUF file whose names were checked."""
+
+    config: Any  # transformers'
+    tensors: Mapping[str, Any]  # of a gguf.GGUFReader
+    names: Names
+
+
+def check_names(config: Any, tensors: Mapping[str, Any], file: str, library: Library) -> Names:
+    """Raises CheckpointError unless file and model fit one to one."""
+    names = tensor_names(config, library)
     missing = sorted(name for name, (theirs, _) in names.items() if theirs not in tensors)
     unused = sorted(set(tensors) - {theirs for theirs, _ in names.values()} - DERIVED)
     if missing or unused:
@@ -45,64 +67,59 @@ def check_names(config: Any, tensors: Mapping[str, Any], file: str) -> int:
         found = tuple(reversed(tensors[theirs].shape.tolist()))
         if found != shape:
             raise CheckpointError(f"{file}: {theirs} is {found}, {ours} must be {shape}")
+    return names
+
+
+def count_of(names: Names) -> int:
+    """Numbers in all parameters."""
     return sum(prod(shape) for _, shape in names.values())
 
 
-def tensor_names(config: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """transformers' parameter name -> (GGUF tensor name, shape), in the model's order."""
+def tensor_names(config: Any, library: Library) -> Names:
+    """Which tensor is which parameter, as the ``gguf`` package knows it."""
     import gguf
 
     family = config.model_type.removesuffix("_text")
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    build: Any = AutoModelForCausalLM.from_config
-    with torch.device("meta"):
-        model = build(config)
     found = {}
-    for name, weight in model.state_dict().items():
+    for name, shape in library.shapes(config).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         theirs = table.get_name(name, try_suffixes=(".weight", ".bias"))
-        found[name] = (theirs or name, tuple(weight.shape))
+        found[name] = (theirs or name, tuple(shape))
     return found
 
 
 def write_weights(
-    folder: Path,
-    config: Any,
-    tensors: Mapping[str, Any],
-    dtype: torch.dtype,
-    advance: Advance,
+    folder: Path, source: Source, dtype: str, library: Library, advance: Advance
 ) -> None:
     """Dequantise into shards of about 64 MiB and their index."""
     import gguf
 
-    names = tensor_names(config)
-    total, done = sum(prod(shape) for _, shape in names.values()), 0
+    total, done = count_of(source.names), 0
     index: dict[str, str] = {}
-    shard: dict[str, torch.Tensor] = {}
-    for ours, (theirs, shape) in names.items():
-        tensor = tensors[theirs]
+    shard: dict[str, Any] = {}
+
+    def flush() -> None:
+        if shard:
+            name = f"model-{len(set(index.values())) + 1:05d}.safetensors"
+            library.save(shard, folder / name)
+            index.update(dict.fromkeys(shard, name))
+            shard.clear()
+
+    for ours, (theirs, shape) in source.names.items():
+        tensor = source.tensors[theirs]
         values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
-        shard[ours] = torch.from_numpy(restore(ours, values, config)).to(dtype)
+        shard[ours] = library.stored(restore(ours, values, source.config), dtype)
         done += prod(shape)
         advance(done, total)
-        if sum(weight.nbytes for weight in shard.values()) >= SHARD:
-            _flush(folder, shard, index)
-    _flush(folder, shard, index)
-    size = total * dtype.itemsize
+        if sum(int(weight.nbytes) for weight in shard.values()) >= SHARD:
+            flush()
+    flush()
+    size = total * BYTES[dtype]
     text = json.dumps({"metadata": {"total_size": size}, "weight_map": index}, indent=1)
     (folder / "model.safetensors.index.json").write_text(text)
-
-
-def _flush(folder: Path, shard: dict[str, torch.Tensor], index: dict[str, str]) -> None:
-    """Write ``shard``, enter it in ``index`` and empty it."""
-    if not shard:
-        return
-    name = f"model-{len(set(index.values())) + 1:05d}.safetensors"
-    save_file(shard, folder / name, metadata={"format": "pt"})
-    index.update(dict.fromkeys(shard, name))
-    shard.clear()
 
 
 def restore(name: str, values: Floats, config: Any) -> Floats:

@@ -49,7 +49,7 @@ class Metadata:
     def refuse(self, why: str) -> CheckpointError:
         """The error for a file we cannot read right."""
         return CheckpointError(
-            f"{self._file} {why}. The torch backend reads GGUF files of the dense families "
+            f"{self._file} {why}. GGUF files are read as targets in the dense families "
             f"{', '.join(FAMILIES)}; use the model's safetensors folder instead"
         )
 

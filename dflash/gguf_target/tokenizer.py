@@ -23,8 +23,8 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from dflash.backends.torch.gguf_config import CONTROL, Metadata
-from dflash.errors import CheckpointError
+from dflash.errors import CheckpointError, MissingBackend
+from dflash.gguf_target.config import CONTROL, Metadata
 
 USER_DEFINED = 4  # matched whole in text, but not special
 PROBE = "Hello, world's 12345 items:\n\n  x = 42;  naïve 日本語 🙂\n"
@@ -55,7 +55,7 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> Any:
     meta = Metadata(fields, file.name)
     kind = meta.get("tokenizer.ggml.model")
     if kind == "llama":
-        built: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        built: Any = _sentence_piece(file)
     elif kind == "gpt2":
         built = _byte_level(meta, file.name)
     else:
@@ -73,6 +73,16 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> Any:
             "is damaged or of a variant we cannot read. Use the model's safetensors folder"
         )
     return built
+
+
+def _sentence_piece(file: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except ImportError as error:
+        raise MissingBackend(
+            f"{file.name} has a SentencePiece tokenizer, which transformers reads with torch only: "
+            "pip install torch, or use the model's safetensors folder"
+        ) from error
 
 
 def _byte_level(meta: Metadata, file: str) -> Any:
