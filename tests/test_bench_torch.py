@@ -104,11 +104,12 @@ def test_the_map_of_a_round_covers_all_of_it(
     assert "no tensor kernel runs" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("fill", [["text"], ["random"]])
 def test_what_a_round_costs_is_told_by_context(
-    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fill: list[str], pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "long.json"
-    short = ["--contexts", "40,80", "--rounds", "3", "--block-size", "4"]
+    short = ["--contexts", "40,80", "--rounds", "3", "--block-size", "4", "--fill", *fill]
     long_context.main([*pair, *short, "--out", str(out)])
     lines = json.loads(out.read_text())["lines"]
     assert [(line["context"], line["block"]) for line in lines] == [
