@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = engine.generate(ids, max_tokens=flags.tokens, block_size=1, reuse=False).token_ids
         for name, pair in (("gguf", ours), ("torch", theirs)):
             kept[name] += walk(pair, ids, text, rows)
+        sums = ", ".join(f"{name} {sum(values)}" for name, values in kept.items())
+        print(f"{len(kept['gguf'])} rounds, accepted drafts: {sums}", flush=True)
         late = flags.seconds and time.process_time() - began > flags.seconds
         if len(kept["gguf"]) >= flags.rounds or late:
             break

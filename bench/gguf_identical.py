@@ -70,11 +70,13 @@ def compare(kind: str, flags: Any) -> dict[str, Any]:
                     row = GgufProbe(pair).logits([*ids, *own[:place]])
                     gap = float(abs(row[own[place]] - row[found[place]]))
                     apart.append({"prompt": prompt.id, "arm": name, "place": place, "gap": gap})
+                    print(f"  {kind} {apart[-1]}", flush=True)
+            print(f"{kind}: {done} prompts, {total} tokens, the same: {texts}", flush=True)
     return {"prompts": done, "tokens": total, "same": texts, "differences": apart}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare, print, exit 1 on a difference that is no tie."""
+    """Compare, print as it goes, exit 1 on a difference that is no tie."""
     parser = record.parser(__doc__, tokens=48, prompts=0)
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--skip", type=int, default=0, help="the first N, for a run in parts")
@@ -84,11 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     found = {kind: compare(kind, flags) for kind in flags.kinds.split(",")}
-    for kind, result in found.items():
-        counts = f"{result['prompts']} prompts, {result['tokens']} tokens"
-        print(f"{kind}: {counts}, the same: {result['same']}")
-        for one in result["differences"]:
-            print(f"  {one}")
     record.write(
         flags.out or Path("runs/gguf-identical.json"), {"conditions": before, "found": found}
     )

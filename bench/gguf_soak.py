@@ -44,6 +44,8 @@ def requests(load: Any, count: int, tokens: int) -> list[int]:
         for number in range(count):
             serve(engine, number, prompts, tokens)
             found.append(rss())
+            if number % 100 == 99:
+                print(f"{number + 1} requests: {found[-1] / MIB:.1f} MiB", flush=True)
     return found
 
 

@@ -3,8 +3,9 @@
     python -m tests.conformance.grid --prompts 500 --backends torch,toy
 
 Runs the tiny pairs of the conformance suite with scripted drafts: right for a random number of
-tokens each round. Prints how many texts were compared and every difference, with the gap of the two
-logits there; the exit status is 1 if one is wider than a tie. A few prompts of it are a test.
+tokens each round. Prints every difference as it is found, with the gap of the two logits there, and
+how many texts were compared; the exit status is 1 if one is wider than a tie. A few prompts are a
+test.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 0.9, "top_p": 0.95, "seed": 11, "no_repeat_ngram": 3},
 }
 TOKENS = 24
+REPORT = 400  # texts from one line of progress to the next
 TIE = 1e-5  # logits; sums of float32 in another order differ by less
 
 
@@ -107,16 +109,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     failed = 0
     for name in flags.backends.split(","):
-        make = MAKERS[name]
-        with tempfile.TemporaryDirectory() as folder:
-            texts = list(compare(make(Path(folder), False), flags.prompts))
-        wrong = [f"{what}: {wide:.1e}" for what, wide in texts if wide > TIE]
-        ties = [f"{what}: tie, {wide:.1e}" for what, wide in texts if 0 < wide <= TIE]
-        failed += len(wrong)
-        print(f"{name}: {len(texts)} texts, {len(wrong)} real differences, {len(ties)} ties")
-        for line in (*wrong, *ties):
-            print(line)
+        failed += _all(name, flags.prompts)
     sys.exit(failed > 0)
+
+
+def _all(name: str, prompts: int) -> int:
+    """Compare on one backend, printing as it goes. Returns the number of real differences."""
+    texts = wrong = ties = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for what, wide in compare(MAKERS[name](Path(folder), False), prompts):
+            texts, wrong, ties = texts + 1, wrong + (wide > TIE), ties + (0 < wide <= TIE)
+            if wide > 0:
+                print(f"{what}: {'tie, ' * (wide <= TIE)}{wide:.1e}", flush=True)
+            if texts % REPORT == 0:
+                print(f"{name}: {texts} texts so far", flush=True)
+    print(f"{name}: {texts} texts, {wrong} real differences, {ties} ties", flush=True)
+    return wrong
 
 
 if __name__ == "__main__":
