@@ -7,7 +7,7 @@ their own and are held to this one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -96,18 +96,30 @@ def _matched(
 
 
 def propose(logits: Rows, request: Request, output: Sequence[int]) -> Drafted:
-    """A token of each row of a draft's ``logits`` [n, V], drawn as the request says.
+    """A token of each row of a draft's ``logits`` [n, V], drawn as the request says."""
+    if request.sampling.temperature == 0 and not changes_logits(request):
+        return Drafted(logits.argmax(axis=-1).tolist())
+    count = len(logits)
+    return propose_in_turn(
+        lambda said: logits[len(said)] if len(said) < count else None, request, output
+    )
 
-    What the target may not say is not drafted. It ends before a row without a token, and after a
-    stop id where a grammar looks on; neither depends on what was drawn at that place.
+
+def propose_in_turn(
+    row_after: Callable[[list[int]], Rows | None], request: Request, output: Sequence[int]
+) -> Drafted:
+    """The same for rows that depend on the tokens before them.
+
+    ``row_after`` gives the row [V] after the tokens so far, None at the end. What the target may
+    not say is not drafted. It ends before a row without a token, and after a stop id where a
+    grammar looks on; neither depends on what was drawn at that place.
     """
     sampling = request.sampling
-    if sampling.temperature == 0 and not changes_logits(request):
-        return Drafted(logits.argmax(axis=-1).tolist())
     tokens: list[int] = []
     kept: list[NDArray[np.float64]] = []
     greedy = sampling.temperature == 0 or sampling.greedy_drafts
-    for place, raw in enumerate(logits):
+    while (raw := row_after(tokens)) is not None:
+        place = len(tokens)
         row = options(raw, request, output, tokens)
         if not np.isfinite(row.max()):
             break
@@ -122,6 +134,12 @@ def propose(logits: Rows, request: Request, output: Sequence[int]) -> Drafted:
         if request.grammar is not None and tokens[-1] in request.stop_ids:
             break
     return Drafted(tokens, np.stack(kept) if kept else None)
+
+
+def confidence(row: Rows) -> float:
+    """The likeliest token's probability among the `CONFIDENT` likeliest of ``row`` [V]."""
+    best = np.partition(row, -CONFIDENT)[-CONFIDENT:] if len(row) > CONFIDENT else row
+    return float(1 / np.exp(best - best.max()).sum())
 
 
 def options(row: Rows, request: Request, output: Sequence[int], draft: Sequence[int]) -> Rows:

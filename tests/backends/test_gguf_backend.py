@@ -18,7 +18,7 @@ from dflash.backends.gguf.sidecar import read_sidecar  # noqa: E402
 from dflash.backends.gguf.taps import CallbackTaps, NativeTaps  # noqa: E402
 from dflash.backends.torch import open_pair as open_torch  # noqa: E402
 from dflash.config import GgufOptions, LoadConfig  # noqa: E402
-from dflash.core.types import Plan, Request, Sampling  # noqa: E402
+from dflash.core.types import Plan, Sampling  # noqa: E402
 from dflash.engine import Engine  # noqa: E402
 from dflash.errors import (  # noqa: E402
     CheckpointError,
@@ -32,6 +32,7 @@ from dflash.gguf_file import read_header  # noqa: E402
 from dflash.opening import backend_of  # noqa: E402
 
 from .gguf_files import DFLASH2, edited, save_folder, save_sidecar  # noqa: E402
+from .gguf_parity import drafts_alike  # noqa: E402
 from .tiny import save_target, tiny_target, tiny_tokenizer  # noqa: E402
 from .tiny_gguf import write_gguf  # noqa: E402
 
@@ -239,27 +240,7 @@ def test_a_sidecar_drafts_as_torch_does_on_the_same_features(
     folder = str(save_folder(tmp_path / "draft", **changes))
     ours = pair(files, save_sidecar(tmp_path / "draft.gguf", files["target"], **changes))
     theirs = open_torch(LoadConfig(str(files["target folder"]), folder, pack_weights=False))
-    asked = Request(PROMPT, 60)
-    target, drafts = theirs.open_target(256), theirs.open_drafts(256)
-    mine = ours.open_drafts(256)[0]
-    drafts[0].begin(asked, 0)
-    mine.begin(asked, 0)
-    for verdict in target.prefill(asked, 0):
-        _tell(drafts[0], mine, verdict, verdict.rows)
-    for rows in (5, 1, 3, 5, 2, 5, 4, 5):
-        proposed = [draft.propose(Plan(0, rows, rows)) for draft in (drafts[0], mine)]
-        one, other = ([int(t) for t in p.tokens] for p in proposed)
-        assert one == other
-        verdict = target.verify(proposed[0])
-        target.commit(len(verdict.tokens))
-        _tell(drafts[0], mine, verdict, len(verdict.tokens))
-    mine.close()
-    ours.close()
-
-
-def _tell(theirs: Any, ours: Any, verdict: Any, rows: int) -> None:
-    theirs.commit(verdict, rows)
-    ours.commit(replace(verdict, features=verdict.features.numpy()), rows)
+    drafts_alike(theirs, ours, PROMPT, (5, 1, 3, 5, 2, 5, 4, 5))
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
@@ -308,10 +289,10 @@ def test_what_only_llama_cpps_own_server_drafts_with_is_sent_there(
     files: dict[str, Path],
 ) -> None:
     header = read_header(files["v1"])
-    other = {**header.metadata, "general.architecture": "eagle3"}
-    with pytest.raises(CheckpointError, match=r"EAGLE-3 draft.*--engine llama-server"):
+    other = {**header.metadata, "general.architecture": "gemma4-assistant"}
+    with pytest.raises(CheckpointError, match=r"own assistant.*--engine llama-server"):
         read_sidecar(replace(header, metadata=other))
-    with pytest.raises(ConfigError, match=r"prediction heads.*--engine llama-server"):
+    with pytest.raises(ConfigError, match=r"(?s)prediction heads.*--engine +llama-server"):
         open_pair(LoadConfig(str(files["target"]), "mtp", backend="gguf"))
 
 

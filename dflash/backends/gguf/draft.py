@@ -1,147 +1,51 @@
 """DFlash and DFlash2 sidecars behind the seam: llama.cpp's draft graph, our bookkeeping.
 
-``_tokens`` is prompt plus committed tokens, the last is the anchor at position ``s``. A context row
-exists for every position before it: absorbed (in the draft's cache) or queued (features waiting for
-the next `propose`). A block is [anchor, mask, ...] at positions from ``s``; its rows leave the
-cache right after, so what is cached is always features of the target.
+A block is [anchor, mask, ...] at positions from the anchor's on, run in one pass.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.backends.gguf.native import Array, Context, Floats, rows_at
+from dflash.backends.gguf.native import Context, Floats, rows_at
+from dflash.backends.gguf.queued import Limits, QueuedDraft
 from dflash.backends.gguf.sidecar import Sidecar
 from dflash.core import noise
 from dflash.core.accept import draw
 from dflash.core.host import Drafted, propose
 from dflash.core.logits import changes_logits
 from dflash.core.noise import Stream
-from dflash.core.types import PLAIN, Outlook, Plan, Proposal, Request, Verdict
-
-QUEUE_BYTES = 32 << 20  # features that may wait; past it a commit absorbs them
+from dflash.core.types import Request
 
 
-class GgufDraft:
+class GgufDraft(QueuedDraft):
     """DraftSession over one context of a sidecar."""
 
     def __init__(
         self,
         opened: Callable[[int], Context],
         capacity: int,
+        limits: Limits,
         sidecar: Sidecar,
-        *,
-        p_min: float = 0.0,
-        n_min: int = 0,
     ) -> None:
-        """``opened`` makes a context for ``capacity`` tokens. ``p_min`` ends a block before a place
-        whose likeliest token is less probable; one shorter than ``n_min`` is not proposed."""
-        self._opened, self._capacity, self._sidecar = opened, capacity, sidecar
-        self._p_min, self._n_min = p_min, n_min
-        self._context = opened(capacity)
-        self._tokens: list[int] = []
-        self._request = Request((), 0)
-        self._absorbed = 0
-        self._queue: list[Floats] = []
+        """``opened`` makes a context for ``capacity`` tokens."""
+        super().__init__(opened, capacity, limits)
+        self._sidecar = sidecar
 
-    def holds(self, prompt: Sequence[int], most: int) -> int:
-        """Longest common prefix of ``prompt`` and the rows held, at most ``most``."""
-        limit = min(most, len(prompt), self._held())
-        return next((i for i in range(limit) if prompt[i] != self._tokens[i]), limit)
+    def _twin(self) -> Self:
+        return type(self)(self._opened, self._capacity, self._limits, self._sidecar)
 
-    def begin(self, request: Request, reuse: int) -> None:
-        """Start a request whose first ``reuse`` rows are held; later ones are forgotten."""
-        assert reuse <= self._held(), f"{reuse} rows asked for, {self._held()} held"
-        queued = max(0, reuse - self._absorbed)
-        self._queue = [np.concatenate(self._queue)[:queued]] if queued else []
-        if reuse < self._absorbed:
-            self._forget(reuse)
-            self._absorbed = reuse
-        self._tokens, self._request = list(request.prompt), request
+    def _take(self, rows: Floats, start: int) -> None:
+        self._context.feed(rows, start)
 
-    def outlook(self) -> Outlook:
-        """A full block as soon as there is an anchor; ``lag`` is the queue's rows."""
-        ready = len(self._tokens) == self._held() + 1
-        most = self._sidecar.block_size - 1 if ready else 0
-        return Outlook(most, lag=self._held() - self._absorbed)
-
-    def propose(self, plan: Plan) -> Proposal[Array]:
-        """A token of each row, as the request draws them; catching up is part of it."""
-        rows = min(plan.rows, self.outlook().most)
-        if rows < 1:
-            return PLAIN
-        began = time.perf_counter_ns()
-        self._absorb()
-        start = len(self._tokens) - 1
-        assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
+    def _drafted(self, rows: int, start: int) -> Drafted:
         block = [self._tokens[-1], *[self._sidecar.mask_token_id] * rows]
         self._context.run(block, start, 0 if self._sidecar.top_k else rows + 1)
-        drafted = self._walk(rows) if self._sidecar.top_k else self._marginals(rows)
-        self._forget(start)
-        if len(drafted.tokens) < self._n_min:
-            return PLAIN
-        q = drafted.q
-        ns = time.perf_counter_ns() - began
-        return Proposal(drafted.tokens, len(drafted.tokens), q=q, meta=ns)
-
-    def commit(self, verdict: Verdict[Array], rows: int) -> None:
-        """Queue the first ``rows`` feature rows and tokens of ``verdict``."""
-        if not rows:
-            return
-        assert verdict.features is not None, "the target captures no features"
-        self._queue.append(verdict.features[:rows])
-        self._tokens += verdict.tokens[:rows]
-        if sum(part.nbytes for part in self._queue) > QUEUE_BYTES:
-            self._absorb()
-
-    def fork(self) -> GgufDraft:
-        """An independent session with the same rows."""
-        limits: Any = {"p_min": self._p_min, "n_min": self._n_min}
-        twin = GgufDraft(self._opened, self._capacity, self._sidecar, **limits)
-        if self._absorbed:
-            twin._context.restore(self._context.save())
-        twin._tokens, twin._request = list(self._tokens), self._request
-        twin._absorbed, twin._queue = self._absorbed, list(self._queue)
-        return twin
-
-    def grow(self, capacity: int) -> None:
-        """Room for ``capacity`` tokens, in a larger context. Raises OutOfMemory."""
-        before, context = self._context, self._opened(capacity)
-        if self._absorbed:
-            context.restore(before.save())
-        self._context, self._capacity = context, capacity
-        before.close()
-
-    def close(self) -> None:
-        """Free the context; idempotent."""
-        self._context.close()
-        self._tokens, self._queue, self._absorbed = [], [], 0
-
-    def _held(self) -> int:
-        return self._absorbed + sum(len(part) for part in self._queue)
-
-    def _absorb(self) -> None:
-        for part in self._queue:
-            self._context.feed(part, self._absorbed)
-            self._absorbed += len(part)
-        self._queue = []
-
-    def _forget(self, length: int) -> None:
-        forgotten = self._context.rollback(length)
-        assert forgotten, "a draft's cache forgets by position"
-
-    @property
-    def _least(self) -> float:
-        """Probability under which a draft ends: the engine's setting, or the request's."""
-        return max(self._p_min, self._request.sampling.draft_p_min)
-
-    def _output(self) -> list[int]:
-        return self._tokens[len(self._request.prompt) :]
+        return self._walk(rows) if self._sidecar.top_k else self._marginals(rows)
 
     def _marginals(self, rows: int) -> Drafted:
         """v1: a distribution a place, none looking at the others."""

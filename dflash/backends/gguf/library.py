@@ -39,6 +39,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "llama_init_from_model": ([c_void_p, ContextParams], c_void_p),
     "llama_free": ([c_void_p], None),
     "llama_decode": ([c_void_p, Batch], c_int32),
+    "llama_encode": ([c_void_p, Batch], c_int32),
     "llama_get_logits": ([c_void_p], POINTER(c_float)),
     "llama_get_memory": ([c_void_p], c_void_p),
     "llama_memory_seq_rm": ([c_void_p, c_int32, c_int32, c_int32], c_bool),

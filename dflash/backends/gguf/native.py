@@ -33,10 +33,20 @@ class Model:
     order = 1  # of freeing
 
     def __init__(
-        self, library: Library, file: Path, *, gpu_layers: int = -1, repack: bool = True
+        self,
+        library: Library,
+        file: Path,
+        *,
+        gpu_layers: int = -1,
+        repack: bool = True,
+        heads: bool = False,
     ) -> None:
-        """Raises CheckpointError with llama.cpp's own words when it cannot load the file."""
+        """``heads``: the multi-token prediction heads in the file, too.
+
+        Raises CheckpointError with llama.cpp's own words when it cannot load the file.
+        """
         params = library.llama_model_default_params()
+        params.load_mtp = heads
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = repack
         with library.listening() as errors:
@@ -69,8 +79,9 @@ class Context:
 
     order = 0
 
-    def __init__(self, model: Model, params: Any, *, width: int = 0) -> None:
-        """``params`` are llama.cpp's; ``width`` is that of rows of features, where it takes any.
+    def __init__(self, model: Model, params: Any, *, width: int = 0, states: bool = False) -> None:
+        """``params`` are llama.cpp's; ``width`` is that of rows of features, where it takes any,
+        and ``states`` says whether tokens come with a row of the model's own width.
 
         Raises OutOfMemory when there is no room, with llama.cpp's own words, and ConfigError for a
         format of cached values that the model's widths rule out.
@@ -98,9 +109,9 @@ class Context:
         self.before_pass: Callable[[], None] | None = None
         self._logits = library.llama_get_logits
         self._decode = library.llama_decode
-        self._make_buffers(width)
+        self._make_buffers(width, self.model.width if states else 0)
 
-    def _make_buffers(self, width: int) -> None:
+    def _make_buffers(self, width: int, state: int) -> None:
         most = self.most
         self._token = np.zeros(most, np.int32)
         self._sections = 4 if self.model.rope_type in MULTI_SECTION else 1
@@ -113,6 +124,10 @@ class Context:
         self._rows = np.zeros((most, width), np.float32) if width else None
         if self._rows is not None:
             self._feature_batch = Batch(0, None, self._rows.ctypes.data, *self._places())
+        self._states = np.zeros((most, state), np.float32) if state else None
+        if self._states is not None:
+            both = self._token.ctypes.data, self._states.ctypes.data
+            self._pair_batch = Batch(0, *both, *self._places())
 
     def _places(self) -> tuple[Any, ...]:
         wanted = self._wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
@@ -134,10 +149,30 @@ class Context:
             self._rows[: len(part)] = part
             self._call(self._feature_batch, len(part), start + at, 0)
 
-    def _call(self, batch: Batch, count: int, start: int, outputs: int) -> None:
+    def step(self, tokens: Sequence[int], states: Floats, start: int, outputs: int) -> None:
+        """`run` for tokens that each come with a row of ``states`` [n, width of the model]."""
+        assert self._states is not None, "this context takes no states"
+        self._token[: len(tokens)] = tokens
+        self._states[: len(tokens)] = states
+        self._call(self._pair_batch, len(tokens), start, outputs)
+
+    def encode(self, rows: Floats, start: int) -> Floats:
+        """Feature rows [n, width] through the model's encoder: a copy of its output [n, H]."""
+        assert self._rows is not None, "this context takes no features"
+        self._rows[: len(rows)] = rows
+        self._call(self._feature_batch, len(rows), start, len(rows), self.library.llama_encode)
+        return self.states(len(rows)).copy()
+
+    def states(self, rows: int) -> Floats:
+        """What the next step reads [rows, H], of the last pass; llama.cpp's memory."""
+        return rows_at(self.library.get_next(self.handle), rows, self.model.width)
+
+    def _call(
+        self, batch: Batch, count: int, start: int, outputs: int, compute: Any = None
+    ) -> None:
         assert start + count <= self.size, FULL
         self._pos[:count] = np.arange(start, start + count, dtype=np.int32)
-        if self._sections > 1 and batch.embd:  # sections one after the other; text has three alike
+        if self._sections > 1 and not batch.token:  # one after the other; text has three alike
             self._pos[: 4 * count] = np.append(np.tile(self._pos[:count], 3), [0] * count)
         self._wanted[:count] = 0
         self._wanted[count - outputs : count] = 1
@@ -145,7 +180,7 @@ class Context:
         if self.before_pass is not None:
             self.before_pass()
         with self.library.listening() as errors:
-            status = self._decode(self.handle, batch)
+            status = (compute or self._decode)(self.handle, batch)
         if status != 0:
             raise OutOfMemory(f"llama.cpp's decode failed with status {status}: {_told(errors)}")
 

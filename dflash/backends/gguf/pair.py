@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
-from dflash.backends.gguf.draft import GgufDraft
+from dflash.backends.gguf.drafters import Drafter, EagleDrafter, HeadsDrafter, SidecarDrafter
+from dflash.backends.gguf.eagle_file import EagleFile, check_eagle, read_eagle
+from dflash.backends.gguf.heads import insist_on_heads, why_no_heads
 from dflash.backends.gguf.library import library
 from dflash.backends.gguf.native import Context, Model
-from dflash.backends.gguf.sidecar import OWN_SERVER, Sidecar, read_sidecar
-from dflash.backends.gguf.taps import Taps, make_taps
+from dflash.backends.gguf.queued import QueuedDraft
+from dflash.backends.gguf.settings import ROOM, Settings
+from dflash.backends.gguf.sidecar import Sidecar, read_sidecar
+from dflash.backends.gguf.taps import NoTaps, Taps
 from dflash.backends.gguf.target import GgufTarget
 from dflash.backends.gguf.tokenizer import GgufTokenizer
 from dflash.backends.gguf.validate import check_files, check_target
 from dflash.config import MTP, LoadConfig
 from dflash.errors import ConfigError
 from dflash.gguf_file import Header, read_header
-from dflash.gguf_options import CACHE_TYPES, FLASH, gpu_layers
 
-ROOM = 32  # cache rows past the capacity: one block may be written there and rolled back
-DRAFT_BATCH = 128  # rows of features taken in at once
-SMALL = 32  # tokens of the context that only lends the target's tables to drafts
 TORCH_ONLY = ("dtype", "draft_dtype", "draft_sliding_window_size", "taps")
+File = Sidecar | EagleFile
 
 
 class GgufPair:
@@ -31,48 +32,42 @@ class GgufPair:
 
     backend = "gguf"
 
-    def __init__(self, load: LoadConfig, target: Header, sidecar: Sidecar | None) -> None:
-        """Load the weights of files that were checked."""
-        options, lib = load.gguf, library()
-        lib.verbose = options.verbose
-        self._load, self._options, self.sidecar = load, options, sidecar
-        self.threads = load.threads or available_threads()
-        self._header = target
-        self._model = Model(
-            lib,
-            target.path,
-            gpu_layers=_layers(load, options.n_gpu_layers),
-            repack=options.repack,
-        )
-        self._draft: Model | None = None
-        self._lender: Context | None = None
-        if sidecar is not None:
-            self._draft, self._lender = self._open_draft(sidecar)
-        self.target_name, self.draft_name = load.target, load.draft
+    def __init__(
+        self, load: LoadConfig, target: Header, draft: File | None = None, heads: bool = False
+    ) -> None:
+        """Load the weights of files that were checked; ``heads``: draft with the target's own."""
+        lib = library()
+        lib.verbose = load.gguf.verbose
+        self._header, self.draft_file = target, draft
+        self._settings = Settings(load, lib)
+        self._model = self._settings.target(target.path, heads)
+        self._drafter: Drafter | None = None
+        if isinstance(draft, Sidecar):
+            self._drafter = SidecarDrafter(self._settings, self._model, draft)
+        elif draft is not None:
+            self._drafter = EagleDrafter(self._settings, self._model, draft)
+        elif heads:
+            self._drafter = HeadsDrafter(self._settings, self._model)
+        self.target_name, self.draft_name = load.target, MTP if heads else load.draft
         self.tokenizer = GgufTokenizer(self._model, target.metadata)
         trained = self._model.context_length
-        self.context_length = min(options.n_ctx or trained, trained)
+        self.context_length = min(load.gguf.n_ctx or trained, trained)
         self.vocab_size = self._model.vocab_size
         self.eos_ids = frozenset(
             token
             for token in range(self.vocab_size)
             if lib.llama_vocab_is_eog(self._model.vocab, token)
         )
-        self.draft_block_size = None if sidecar is None else sidecar.block_size
+        self.draft_block_size = None if self._drafter is None else self._drafter.block_size
         self.default_block_size = None
 
     @classmethod
     def open(cls, load: LoadConfig) -> Self:
-        """Check both files, then load them. Raises as `open_pair` says."""
+        """Check the files, then load them. Raises as `open_pair` says."""
         given = [name for name in TORCH_ONLY if getattr(load, name) is not None]
         if given:
             raise ConfigError(
                 f"{given[0]} is not a setting of the gguf backend: a GGUF file says that itself"
-            )
-        if load.draft == MTP:
-            raise ConfigError(
-                "multi-token prediction heads inside a target do not draft through this loop on "
-                f"llama.cpp; {OWN_SERVER}. Or --backend torch"
             )
         if load.force_dflash:
             raise ConfigError(
@@ -86,11 +81,22 @@ class GgufPair:
             )
         header = read_header(load.target)
         check_target(header)
+        if load.draft == MTP:
+            insist_on_heads(header)
+            return cls(load, header, heads=True)
         if load.draft is None:
-            return cls(load, header, None)
-        sidecar = read_sidecar(read_header(load.draft))
-        check_files(header, sidecar)
-        return cls(load, header, sidecar)
+            return cls(load, header, heads=load.mtp and not why_no_heads(header))
+        return cls(load, header, _checked(header, read_header(load.draft)))
+
+    @property
+    def threads(self) -> int:
+        """Threads of single tokens."""
+        return self._settings.threads
+
+    @property
+    def sidecar(self) -> Sidecar | None:
+        """The DFlash sidecar, if the draft is one."""
+        return self.draft_file if isinstance(self.draft_file, Sidecar) else None
 
     @property
     def header(self) -> Header:
@@ -104,7 +110,7 @@ class GgufPair:
 
     def runs_on(self) -> Mapping[str, str]:
         """Threads, build of llama.cpp, and the settings that its speed depends on."""
-        options = self._options
+        options = self._settings.options
         return {
             "device": f"{'gpu' if self._model.library.llama_supports_gpu_offload() else 'cpu'} "
             f"{platform.machine()}",
@@ -117,7 +123,7 @@ class GgufPair:
     def memory(self) -> Mapping[str, int]:
         """Bytes of the weights."""
         parts = {"target": self._model.bytes}
-        return parts if self._draft is None else {**parts, "draft": self._draft.bytes}
+        return parts if self._drafter is None else {**parts, "draft": self._drafter.bytes}
 
     def open_target(self, capacity: int) -> GgufTarget:
         """A session with room for ``capacity`` tokens. Raises OutOfMemory."""
@@ -125,9 +131,10 @@ class GgufPair:
 
     def open_context(self, capacity: int, taps: bool = True) -> tuple[Context, Taps]:
         """A context of the target with its taps; ``taps`` False leaves them out."""
-        ids = self.sidecar.taps if taps and self.sidecar is not None else ()
-        wanted = make_taps(self._header.architecture, ids, self._model.width)
-        params = self._params(capacity + ROOM)
+        wanted: Taps = NoTaps()
+        if taps and self._drafter is not None:
+            wanted = self._drafter.taps(self._header.architecture, self._model.width)
+        params = self._settings.params(capacity + ROOM)
         # snapshots of a recurrent state, one a token; llama.cpp insists on fewer than n_ubatch
         params.n_rs_seq = min(ROOM, max(params.n_ubatch - 2, 0)) if self._model.recurrent else 0
         wanted.prepare(params)
@@ -135,66 +142,23 @@ class GgufPair:
         wanted.attach(context)
         return context, wanted
 
-    def open_drafts(self, capacity: int) -> list[GgufDraft]:
+    def open_drafts(self, capacity: int) -> list[QueuedDraft]:
         """One fresh session of the draft; [] without one."""
-        sidecar = self.sidecar
-        if sidecar is None:
-            return []
-        p_min, n_min = self._options.draft_p_min, self._options.draft_n_min
-        return [GgufDraft(self._draft_context, capacity, sidecar, p_min=p_min, n_min=n_min)]
+        return [] if self._drafter is None else [self._drafter.open(capacity)]
 
     def close(self) -> None:
         """Free the weights; idempotent. Sessions are closed first."""
-        for part in (self._lender, self._draft, self._model):
-            if part is not None:
-                part.close()
-
-    def _open_draft(self, sidecar: Sidecar) -> tuple[Model, Context]:
-        options = self._options
-        model = Model(
-            self._model.library,
-            sidecar.header.path,
-            gpu_layers=_layers(self._load, options.draft_n_gpu_layers or options.n_gpu_layers),
-            repack=options.repack,
-        )
-        params = self._params(SMALL)
-        params.n_batch = params.n_ubatch = SMALL
-        return model, Context(self._model, params)
-
-    def _draft_context(self, capacity: int) -> Context:
-        assert self._draft is not None and self._lender is not None and self.sidecar is not None
-        options, sidecar = self._options, self.sidecar
-        params = self._params(capacity + ROOM)
-        # logits of a whole batch are reserved, so a small one; a block is computed at once
-        params.n_batch = params.n_ubatch = max(DRAFT_BATCH, sidecar.block_size)
-        params.n_threads = options.draft_threads or params.n_threads
-        params.type_k = CACHE_TYPES[options.draft_type_k or options.type_k]
-        params.type_v = CACHE_TYPES[options.draft_type_v or options.type_v]
-        params.ctx_other = self._lender.handle
-        context = Context(self._draft, params, width=len(sidecar.taps) * self._model.width)
-        context.library.llama_set_causal_attn(context.handle, sidecar.causal)
-        if sidecar.top_k:
-            context.library.set_next(context.handle, True, False)
-        return context
-
-    def _params(self, tokens: int) -> Any:
-        options = self._options
-        params = self._model.library.llama_context_default_params()
-        params.n_ctx, params.n_batch = tokens, options.n_batch
-        params.n_ubatch = min(options.n_ubatch, options.n_batch)
-        params.n_threads = self.threads
-        params.n_threads_batch = options.threads_batch or self.threads
-        params.type_k, params.type_v = CACHE_TYPES[options.type_k], CACHE_TYPES[options.type_v]
-        params.flash_attn_type = FLASH[options.flash_attn]
-        return params
+        if self._drafter is not None:
+            self._drafter.close()
+        self._model.close()
 
 
-def available_threads() -> int:
-    """CPUs this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _layers(load: LoadConfig, asked: Any) -> int:
-    return 0 if load.device == "cpu" else gpu_layers("n_gpu_layers", asked)
+def _checked(target: Header, draft: Header) -> File:
+    """The draft behind its header, which fits ``target``."""
+    if draft.architecture == "eagle3":
+        eagle = read_eagle(draft)
+        check_eagle(target, eagle)
+        return eagle
+    sidecar = read_sidecar(draft)
+    check_files(target, sidecar)
+    return sidecar

@@ -5,7 +5,7 @@ Looked at in the two headers, before any native call. All that is wrong comes in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,14 +37,31 @@ def check_files(target: Header, sidecar: Sidecar) -> None:
 
     The messages have the numbers of both sides.
     """
-    broken = list(_broken_tensors(sidecar))
-    if broken:
-        more = f" and {len(broken) - 4} more" if len(broken) > 4 else ""
-        raise WeightsError(f"{sidecar.header.path.name}: {'; '.join(broken[:4])}{more}")
-    problems = [*_widths(target, sidecar), *_depth(target, sidecar), *_tokens(target, sidecar)]
+    refuse_broken(sidecar.header, _broken_tensors(sidecar))
+    refuse_unfit(
+        target,
+        sidecar.header,
+        [
+            *_widths(target, sidecar),
+            *depths_apart(target, sidecar.taps),
+            *tokens_apart(target, sidecar.header),
+            *_mask_outside(target, sidecar),
+        ],
+    )
+
+
+def refuse_broken(draft: Header, broken: Iterable[str]) -> None:
+    """Raise WeightsError if there is anything in ``broken``."""
+    if found := list(broken):
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        raise WeightsError(f"{draft.path.name}: {'; '.join(found[:4])}{more}")
+
+
+def refuse_unfit(target: Header, draft: Header, problems: Sequence[str]) -> None:
+    """Raise PairError if there are ``problems``."""
     if problems:
         raise PairError(
-            f"draft {sidecar.header.path.name} does not fit target {target.path.name}: "
+            f"draft {draft.path.name} does not fit target {target.path.name}: "
             f"{'; '.join(problems)}. Use the draft made for this target, converted with its "
             "tokenizer (dflash convert DRAFT --to gguf)"
         )
@@ -52,7 +69,7 @@ def check_files(target: Header, sidecar: Sidecar) -> None:
 
 def _shapes(sidecar: Sidecar) -> dict[str, tuple[int, ...]]:
     """Every tensor that must be there, slowest dimension first."""
-    s, vocab = sidecar, _vocabulary(sidecar.header)
+    s, vocab = sidecar, vocabulary(sidecar.header)
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (s.width, len(s.taps) * s.width),
         "enc.output_norm.weight": (s.width,),
@@ -84,7 +101,7 @@ def _shapes(sidecar: Sidecar) -> dict[str, tuple[int, ...]]:
 
 def _optional_shapes(sidecar: Sidecar) -> dict[str, tuple[int, ...]]:
     """Tensors that may be there."""
-    s, vocab = sidecar, _vocabulary(sidecar.header)
+    s, vocab = sidecar, vocabulary(sidecar.header)
     d2t = s.header.tensors.get("d2t")
     head = vocab if d2t is None else d2t.shape[0]
     shapes: dict[str, tuple[int, ...]] = {
@@ -97,20 +114,27 @@ def _optional_shapes(sidecar: Sidecar) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _broken_tensors(sidecar: Sidecar) -> Iterator[str]:
-    tensors = sidecar.header.tensors
-    for name, shape in _shapes(sidecar).items():
-        if name not in tensors:
-            yield f"tensor {name} is missing"
-        elif tensors[name].shape != shape:
-            yield f"tensor {name} is {tensors[name].shape}, must be {shape}"
-        elif name.endswith("_conv_base") and tensors[name].kind != F32:
-            yield f"tensor {name} is {tensors[name].kind_name}, must be F32"
-    for name, shape in _optional_shapes(sidecar).items():
+def wrong_shapes(
+    draft: Header, needed: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]
+) -> Iterator[str]:
+    """Tensors that are missing or of another shape; ``others`` may be missing."""
+    tensors = draft.tensors
+    yield from (f"tensor {name} is missing" for name in needed if name not in tensors)
+    for name, shape in (*needed.items(), *others.items()):
         if name in tensors and tensors[name].shape != shape:
             yield f"tensor {name} is {tensors[name].shape}, must be {shape}"
+
+
+def _broken_tensors(sidecar: Sidecar) -> Iterator[str]:
+    tensors = sidecar.header.tensors
+    yield from wrong_shapes(sidecar.header, _shapes(sidecar), _optional_shapes(sidecar))
+    for name, tensor in tensors.items():
+        if name.endswith("_conv_base") and tensor.kind != F32:
+            yield f"tensor {name} is {tensor.kind_name}, must be F32"
     if "d2t" in tensors:
-        yield from _broken_map(sidecar)
+        yield from broken_map(sidecar.header)
+        if sidecar.selector is not None:
+            yield "a DFlash2 draft chooses among all tokens and cannot have d2t"
     window, pattern = (
         sidecar.header.own(f"attention.sliding_window{end}") for end in ("", "_pattern")
     )
@@ -118,20 +142,17 @@ def _broken_tensors(sidecar: Sidecar) -> Iterator[str]:
         yield "dflash.attention.sliding_window_pattern must have one entry a layer"
 
 
-def _broken_map(sidecar: Sidecar) -> Iterator[str]:
+def broken_map(header: Header) -> Iterator[str]:
     """``d2t`` names target ids, each once, and comes with a head of its own."""
-    header = sidecar.header
     d2t = header.tensors["d2t"]
     if d2t.kind != I64 or len(d2t.shape) != 1:
         yield f"tensor d2t is {d2t.kind_name} {d2t.shape}, must be I64 with one axis"
         return
-    if sidecar.selector is not None:
-        yield "a DFlash2 draft chooses among all tokens and cannot have d2t"
     if "output.weight" not in header.tensors:
         yield "a draft with d2t must have output.weight"
     ids = np.fromfile(header.path, "<i8", d2t.shape[0], offset=header.start + d2t.offset)
-    if ids.min() < 0 or ids.max() >= _vocabulary(header) or len(np.unique(ids)) < len(ids):
-        yield f"d2t does not name different tokens below {_vocabulary(header)}"
+    if ids.min() < 0 or ids.max() >= vocabulary(header) or len(np.unique(ids)) < len(ids):
+        yield f"d2t does not name different tokens below {vocabulary(header)}"
 
 
 def _widths(target: Header, sidecar: Sidecar) -> Iterator[str]:
@@ -143,12 +164,13 @@ def _widths(target: Header, sidecar: Sidecar) -> Iterator[str]:
         )
 
 
-def _depth(target: Header, sidecar: Sidecar) -> Iterator[str]:
-    layers = int(target.own("block_count", 0))
+def depths_apart(target: Header, taps: Sequence[int]) -> Iterator[str]:
+    """Taps that llama.cpp does not give."""
+    layers = int(target.own("block_count", 0)) - int(target.own("nextn_predict_layers", 0))
     architecture = target.architecture
     most = layers if architecture in AFTER_LAST else layers - 1
     least = 0 if is_native(architecture) else 1
-    outside = [tap for tap in sidecar.taps if not least <= tap <= most]
+    outside = [tap for tap in taps if not least <= tap <= most]
     if outside:
         yield (
             f"the draft reads the input of layer {outside[0]}, and of this target "
@@ -156,25 +178,29 @@ def _depth(target: Header, sidecar: Sidecar) -> Iterator[str]:
         )
 
 
-def _tokens(target: Header, sidecar: Sidecar) -> Iterator[str]:
-    """Both sides number the same tokens in the same way."""
+def tokens_apart(target: Header, draft: Header) -> Iterator[str]:
+    """Where the two sides do not number the same tokens in the same way."""
     for key in ("model", "bos_token_id", "eos_token_id"):
-        both = [h.metadata.get(f"tokenizer.ggml.{key}") for h in (target, sidecar.header)]
+        both = [h.metadata.get(f"tokenizer.ggml.{key}") for h in (target, draft)]
         if both[0] != both[1]:
             yield f"tokenizer.ggml.{key} is {both[0]!r} in the target and {both[1]!r} in the draft"
-    texts = [h.metadata.get("tokenizer.ggml.tokens") or [] for h in (target, sidecar.header)]
+    texts = [h.metadata.get("tokenizer.ggml.tokens") or [] for h in (target, draft)]
     if len(texts[0]) != len(texts[1]):
         yield f"the target has {len(texts[0])} tokens and the draft {len(texts[1])}"
     elif texts[0] != texts[1]:
         pairs = enumerate(zip(*texts, strict=True))
         place, (one, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
         yield f"token {place} is {one!r} in the target and {other!r} in the draft"
-    if not 0 <= sidecar.mask_token_id < len(texts[0]):
+
+
+def _mask_outside(target: Header, sidecar: Sidecar) -> Iterator[str]:
+    if not 0 <= sidecar.mask_token_id < vocabulary(target):
         yield (
             f"the draft's mask token {sidecar.mask_token_id} is outside the target's vocabulary "
-            f"of {len(texts[0])}"
+            f"of {vocabulary(target)}"
         )
 
 
-def _vocabulary(header: Header) -> int:
+def vocabulary(header: Header) -> int:
+    """Tokens of the file."""
     return len(header.metadata.get("tokenizer.ggml.tokens") or ())

@@ -1,0 +1,66 @@
+"""The settings of a pair as llama.cpp's structs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dflash.backends.gguf.library import Library
+from dflash.backends.gguf.native import Model
+from dflash.config import LoadConfig
+from dflash.gguf_options import CACHE_TYPES, FLASH, gpu_layers
+
+ROOM = 32  # cache rows past the capacity: one block may be written there and rolled back
+
+
+class Settings:
+    """What a load asked for; makes models and the parameters of contexts."""
+
+    def __init__(self, load: LoadConfig, library: Library) -> None:
+        """``library`` is the one that runs the pair."""
+        self.library, self.options = library, load.gguf
+        self.threads = load.threads or available_threads()
+        self._on_cpu = load.device == "cpu"
+
+    def target(self, file: Path, heads: bool) -> Model:
+        """The weights of ``file``; with its multi-token prediction ``heads``."""
+        return self._model(file, self.options.n_gpu_layers, heads)
+
+    def draft(self, file: Path) -> Model:
+        """The weights of a draft."""
+        options = self.options
+        return self._model(file, options.draft_n_gpu_layers or options.n_gpu_layers, False)
+
+    def params(self, capacity: int) -> Any:
+        """Those of a target's context for ``capacity`` tokens."""
+        options = self.options
+        params = self.library.llama_context_default_params()
+        params.n_ctx, params.n_batch = capacity, options.n_batch
+        params.n_ubatch = min(options.n_ubatch, options.n_batch)
+        params.n_threads = self.threads
+        params.n_threads_batch = options.threads_batch or self.threads
+        params.type_k, params.type_v = CACHE_TYPES[options.type_k], CACHE_TYPES[options.type_v]
+        params.flash_attn_type = FLASH[options.flash_attn]
+        return params
+
+    def draft_params(self, capacity: int, rows: int) -> Any:
+        """Those of a draft's context, whose passes have at most ``rows`` rows."""
+        options, params = self.options, self.params(capacity + ROOM)
+        params.n_batch = params.n_ubatch = rows
+        params.n_threads = options.draft_threads or params.n_threads
+        params.type_k = CACHE_TYPES[options.draft_type_k or options.type_k]
+        params.type_v = CACHE_TYPES[options.draft_type_v or options.type_v]
+        return params
+
+    def _model(self, file: Path, asked: Any, heads: bool) -> Model:
+        layers = 0 if self._on_cpu else gpu_layers("n_gpu_layers", asked)
+        repack = self.options.repack
+        return Model(self.library, file, gpu_layers=layers, repack=repack, heads=heads)
+
+
+def available_threads() -> int:
+    """CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
