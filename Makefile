@@ -5,6 +5,7 @@
 #   make test-all        the same with the tests that need the demo target (fetched once, cached)
 #   make test-browser    the page at / in a real browser (needs chromium)
 #   make test-ray        our engine on two replicas of Ray Serve (makes .venv-ray)
+#   make test-llama-cpp-python  the gguf backend on llama-cpp-python's library (compiles it, 20 minutes)
 #   make fuzz            made-up requests to a server, held to its OpenAPI document (two minutes)
 #   make check           formatting, lint, types, architecture
 #   make fix             format and mend what ruff can mend
@@ -42,7 +43,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # processes that share the test files; one thread each
 WORKERS ?= 2
 
-.PHONY: bench peers demo test test-all test-browser test-ray fuzz check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram profile demo-draft gpu-demo-draft parity
+.PHONY: bench peers demo test test-all test-browser test-ray test-llama-cpp-python fuzz check fix docs screenshot wheel sizes bench-demo bench-policy bench-ngram profile demo-draft gpu-demo-draft parity
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints/ci.txt constraints/install.sh
@@ -64,6 +65,9 @@ test-browser: $(READY)
 
 test-ray: $(READY)
 	$(ONE_THREAD) PY="$(PY)" bash constraints/ray.sh $(ARGS)
+
+test-llama-cpp-python: $(READY)
+	$(ONE_THREAD) PY="$(PY)" bash constraints/llama_cpp.sh $(ARGS)
 
 fuzz: $(READY) .venv-fuzz/.installed
 	$(PY) -m bench.fuzz $(ARGS)

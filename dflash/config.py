@@ -8,7 +8,7 @@ Block sizes count the anchor: ``block_size`` = 1 anchor + K drafted; ``draft_tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from os import PathLike, fspath
@@ -177,6 +177,11 @@ C = TypeVar("C", LoadConfig, GenerateConfig, GgufOptions)
 def from_options(kind: type[C], options: Mapping[str, Any]) -> C:
     """A config from keywords. Raises ConfigError, also for a keyword that does not exist."""
     known = [one.name for one in fields(kind)]
+    if not isinstance(options, Mapping):
+        raise ConfigError(
+            f"settings must be a {kind.__name__} or a mapping of its fields ({', '.join(known)}), "
+            f"got {options!r}"
+        )
     for name in options:
         if name not in known:
             close = get_close_matches(name, known, n=1)
@@ -261,7 +266,7 @@ def _taps(value: Any) -> tuple[int, ...] | Literal["auto"] | None:
         value = parse_taps(value)
         if value == "auto":
             return "auto"
-    ids = tuple(value)
-    if not ids or any(not isinstance(i, int) or i < 0 for i in ids):
-        raise ConfigError(f"taps must be layer ids of 0 or more, got {value!r}")
+    ids = tuple(value) if isinstance(value, Iterable) else ()
+    if not ids or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+        raise ConfigError(f"taps must be a list of layer ids of 0 or more, got {value!r}")
     return ids

@@ -2,6 +2,7 @@
 
 DFLASH_CACHE        folder for downloads, converted weights and what earlier starts found out
 DFLASH_BLOCK_SIZE   block size (anchor included) or "auto", below the command line in precedence
+DFLASH_GGUF_LIBRARY package whose llama.cpp the gguf backend runs: xllamacpp or llama-cpp-python
 DFLASH_API_KEY      a key that clients of ``dflash serve`` must send
 CI                  plain output, no progress animation
 NO_COLOR            no colours
@@ -48,6 +49,11 @@ def block_size() -> int | Literal["auto"] | None:
             f"DFLASH_BLOCK_SIZE must be 1 or more, or 'auto'; it is {text[: 2 * MOST_DIGITS]!r}"
         )
     return int(text)
+
+
+def gguf_library() -> str | None:
+    """DFLASH_GGUF_LIBRARY, or None when unset or empty."""
+    return os.environ.get("DFLASH_GGUF_LIBRARY", "").strip() or None
 
 
 def with_variables(added: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dflash.checks import at_least
+from dflash.checks import at_least, switch, within
 from dflash.errors import ConfigError
 
 CACHE_TYPES = {  # name -> ggml type number
@@ -69,13 +69,14 @@ class GgufOptions:
         at_least(1, "threads_batch", self.threads_batch)
         at_least(1, "draft_threads", self.draft_threads)
         at_least(0, "draft_n_min", self.draft_n_min)
-        if not 0 <= self.draft_p_min <= 1:
-            raise ConfigError(f"draft_p_min must be between 0 and 1, got {self.draft_p_min}")
-        if self.flash_attn not in FLASH:
+        within("draft_p_min", self.draft_p_min, lambda share: 0 <= share <= 1, "between 0 and 1")
+        for name in ("repack", "verbose"):
+            switch(name, getattr(self, name))
+        if self.flash_attn not in tuple(FLASH):
             raise ConfigError(f"flash_attn must be auto, on or off, got {self.flash_attn!r}")
         for name in ("type_k", "type_v", "draft_type_k", "draft_type_v"):
             value = getattr(self, name)
-            if value is not None and value not in CACHE_TYPES:
+            if value is not None and value not in tuple(CACHE_TYPES):
                 known = ", ".join(CACHE_TYPES)
                 raise ConfigError(f"{name} must be one of {known}, got {value!r}")
         for name in ("n_gpu_layers", "draft_n_gpu_layers"):

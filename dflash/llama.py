@@ -13,15 +13,16 @@ DFlash or DFlash2. There is no loop in this file: the engine has it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Self
 
-from dflash.config import NGRAM, NO_DRAFT
+from dflash import llama_lines as lines
+from dflash.checks import at_least, switch
+from dflash.config import MTP, NGRAM, NO_DRAFT, path_name
 from dflash.engine import Engine, load
 from dflash.errors import ConfigError
-from dflash.gguf_file import read_header
 from dflash.llama_config import SpecConfig, SpeculativeType, speculative_output_limits
 from dflash.llama_parts import Parts
 from dflash.llama_stats import empty, llama_stats
@@ -43,6 +44,7 @@ SAMPLING = {  # their name -> ours
     "echo": "echo",
     "ignore_eos": "ignore_eos",
 }
+LARGEST = 2**30  # tokens; as far as the context goes
 
 
 class Llama:
@@ -72,17 +74,14 @@ class Llama:
         to do: rejected drafts leave the cache by position. Raises ValueError and
         NotImplementedError as `SpecConfig.validate` does, and what ``dflash.load`` raises.
         """
-        spec = speculative or SpecConfig()
-        spec.validate()
+        spec = SpecConfig() if speculative is None else speculative
+        counts = {"n_batch": n_batch, "n_ubatch": n_ubatch}
+        _check(spec, counts, {"n_ctx": n_ctx, "ctx_checkpoints": ctx_checkpoints})
+        switch("flash_attn", flash_attn or False)
+        switch("verbose", verbose)
         most = spec.max_draft_tokens()
-        if n_batch < 1 + most:
-            raise ConfigError(
-                f"n_batch {n_batch} cannot hold a verification batch of 1 + draft_n_max {most} "
-                f"rows, and one is never split: n_batch must be at least {1 + most}"
-            )
-        assert ctx_checkpoints >= 0, "a number of checkpoints"
         self.spec, self.verbose, self._seed = spec, verbose, seed
-        self.model_path = fspath(model_path)
+        self.model_path = path_name("model_path", model_path)
         options = {
             "n_ctx": n_ctx or None,
             "n_batch": n_batch,
@@ -96,7 +95,7 @@ class Llama:
             **_draft_options(spec),
         }
         if verbose:
-            self._estimate(options)
+            self._say_all(lines.estimate(self.model_path, spec, options["n_ctx"]))
         self._engine: Engine = load(
             self.model_path,
             _draft_name(spec),
@@ -105,8 +104,12 @@ class Llama:
             gguf=options,
         )
         self._last = empty()
-        self._block = 1 + min(most, (self._engine.pair.draft_block_size or 1) - 1)
-        self._announce(n_gpu_layers)
+        pair = self._engine.pair
+        self._block = 1 + min(most, (pair.draft_block_size or 1) - 1)
+        if n_gpu_layers not in (0, "auto") and pair.runs_on()["device"].startswith("cpu"):
+            said = f"n_gpu_layers={n_gpu_layers!r}: this build of llama.cpp has no GPU; on CPU"
+            print(said, file=sys.stderr)  # noqa: T201 - asked for, and not to be had
+        self._say_all(lines.start(getattr(pair, "draft_file", None), spec, self._block - 1))
 
     @property
     def last_speculative_stats(self) -> dict[str, Any]:
@@ -119,6 +122,8 @@ class Llama:
 
     def tokenize(self, text: bytes, add_bos: bool = True) -> list[int]:
         """Ids of UTF-8 ``text``; markers such as ``<|im_start|>`` in it become their tokens."""
+        if not isinstance(text, bytes):
+            raise ConfigError(f"text must be bytes (text.encode()), got {type(text).__name__}")
         tokenizer = self._engine.pair.tokenizer
         ids: list[int] = tokenizer.encode(text.decode(errors="ignore"))
         bos = tokenizer.bos_token_id
@@ -153,6 +158,8 @@ class Llama:
 
         Raises ConfigError for a message that holds an image or audio: text only.
         """
+        if isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages):
+            raise ConfigError(f"messages must be a list of mappings, got {messages!r}")
         turns = [{**message, "content": _text(message.get("content"))} for message in messages]
         chunks = self._run(turns, chat=True, options=options)
         parts = Parts("chat.completion", self.model_path)
@@ -193,62 +200,40 @@ class Llama:
             if chunk.stats is not None:
                 drafting = rounds if chunk.stats.drafted else []
                 self._last = llama_stats(chunk.stats, drafting)
-                self._summarise()
+                self._say_all(lines.summary(self._last, self.spec))
             yield chunk
 
-    def _say(self, line: str) -> None:
-        if self.verbose:
+    def _say_all(self, lines: Iterable[str]) -> None:
+        for line in lines if self.verbose else ():
             print(line, file=sys.stderr)  # noqa: T201 - that is what verbose means
 
-    def _estimate(self, options: Mapping[str, Any]) -> None:
-        for name, size in _memory(self.model_path, self.spec, options).items():
-            self._say(f"memory estimate: {name} {size / 2**20:.1f} MiB")
 
-    def _announce(self, n_gpu_layers: int | str) -> None:
-        pair, spec = self._engine.pair, self.spec
-        if n_gpu_layers not in (0, "auto") and pair.runs_on()["device"].startswith("cpu"):
-            said = f"n_gpu_layers={n_gpu_layers!r}: this build of llama.cpp has no GPU; on CPU"
-            print(said, file=sys.stderr)  # noqa: T201 - asked for, and not to be had
-        sidecar = getattr(pair, "sidecar", None)
-        if sidecar is None:
-            return
-        kept = "inactive: the selector chooses" if sidecar.top_k else "inactive: sampled on host"
-        mrope = any(sidecar.header.own("rope.dimension_sections") or ())
-        asked = "requested" if spec.draft_backend_sampling else "off"
-        self._say(f"LlamaDFlashDecoding: {sidecar.name} speculative decoding enabled")
-        self._say(
-            f"LlamaDFlashDecoding: draft_n_max {spec.draft_n_max} (runs {self._block - 1}), "
-            f"draft_n_min {spec.draft_n_min}, draft_p_min {spec.draft_p_min}"
+def _check(spec: Any, counts: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Refuse what cannot be meant: ``counts`` are 1 or more, ``others`` 0 or more."""
+    if not isinstance(spec, SpecConfig):
+        raise ConfigError(f"speculative must be a SpecConfig or None, got {spec!r}")
+    spec.validate()
+    for least, group in ((1, counts), (0, others)):
+        for name, value in group.items():
+            at_least(least, name, value, required=True)
+    most, n_batch = spec.max_draft_tokens(), counts["n_batch"]
+    if n_batch < 1 + most:
+        raise ConfigError(
+            f"n_batch {n_batch} cannot hold a verification batch of 1 + draft_n_max {most} "
+            f"rows, and one is never split: n_batch must be at least {1 + most}"
         )
-        self._say(
-            f"LlamaDFlashDecoding: block_size {sidecar.block_size}, mask_token "
-            f"{sidecar.mask_token_id}, target_layers {list(sidecar.taps)}, selector_top_k "
-            f"{sidecar.top_k}, mrope {mrope}"
-        )
-        self._say(f"LlamaDFlashDecoding: backend_sampling {asked}, {kept}")
-
-    def _summarise(self) -> None:
-        if not self.verbose or not self.spec.enabled:
-            return
-        s = self._last
-        self._say(f"Llama.generate: {self.spec.spec_type.to_str()} summary")
-        self._say(f"  Calls       draft {s['draft_calls']}, verify {s['process_calls']}")
-        self._say(f"  Acceptance  {s['accepted']} of {s['drafted']} ({s['acceptance_rate']:.3f})")
-        phases = f"draft {s['draft_seconds']:.3f} s, target {s['target_decode_seconds']:.3f} s"
-        self._say(f"  Phase time  {phases}")
-        self._say(f"  Checkpoint  none needed, {s['rollbacks']} rollbacks by position")
-        rate = s["generation_tokens_per_second"]
-        self._say(f"  Output      {s['generation_tokens']} tokens, {rate:.1f} tokens a second")
 
 
 def _draft_name(spec: SpecConfig) -> str:
-    if spec.spec_type.is_dflash:
+    if spec.has_file:
         return fspath(spec.draft_model_path or "")
+    if spec.spec_type.is_mtp:
+        return MTP
     return NGRAM if spec.spec_type.is_ngram else NO_DRAFT
 
 
 def _draft_options(spec: SpecConfig) -> dict[str, Any]:
-    if not spec.spec_type.is_dflash:
+    if not spec.spec_type.is_draft:
         return {}
     return {
         "draft_p_min": spec.draft_p_min,
@@ -271,14 +256,17 @@ def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:
             f"unknown option {unknown[0]!r}. Known: max_tokens, stop, {', '.join(SAMPLING)}"
         )
     asked = {SAMPLING[name]: value for name, value in given.items() if value is not None}
+    at_least(-LARGEST, "max_tokens", limit)
     whole = limit is None or limit <= 0  # as far as the context goes
-    return {"max_tokens": 2**30 if whole else limit, "stop": stop or (), **asked}
+    return {"max_tokens": LARGEST if whole else limit, "stop": stop or (), **asked}
 
 
 def _text(content: Any) -> str:
     """The text of a message's content. Raises ConfigError naming a part that is none."""
     if isinstance(content, str) or content is None:
         return content or ""
+    if not isinstance(content, Sequence) or not all(isinstance(p, Mapping) for p in content):
+        raise ConfigError(f"a message's content must be text or a list of parts, got {content!r}")
     for part in content:
         if part.get("type") != "text":
             raise ConfigError(
@@ -286,25 +274,3 @@ def _text(content: Any) -> str:
                 "for text only, so leave images and audio out"
             )
     return "".join(part["text"] for part in content)
-
-
-def _memory(path: str, spec: SpecConfig, options: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of weights, caches and logits, from the headers alone."""
-    target = read_header(path)
-    tokens = options["n_ctx"] or int(target.own("context_length", 0))
-    heads = int(target.own("attention.head_count", 1))
-    width = int(target.own("embedding_length", 0))
-    kv = int(target.own("attention.head_count_kv", heads)) * (width // heads)
-    found = {
-        "target": target.path.stat().st_size,
-        "target cache": 4 * tokens * kv * int(target.own("block_count", 0)),
-        "logits": 4 * 64 * len(target.metadata.get("tokenizer.ggml.tokens") or ()),
-    }
-    if spec.spec_type.is_dflash:
-        draft = read_header(fspath(spec.draft_model_path or ""))
-        size = int(draft.own("attention.head_count_kv", 0)) * int(
-            draft.own("attention.key_length", 0)
-        )
-        found["sidecar"] = draft.path.stat().st_size
-        found["sidecar cache"] = 4 * tokens * size * int(draft.own("block_count", 0))
-    return found

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from os import PathLike
 from typing import Any
+
+from dflash.checks import is_number
 
 
 class SpeculativeType(IntEnum):
@@ -90,6 +93,8 @@ class SpeculativeType(IntEnum):
 
 IMPLEMENTED = (
     SpeculativeType.NONE,
+    SpeculativeType.DRAFT_EAGLE3,
+    SpeculativeType.DRAFT_MTP,
     SpeculativeType.DRAFT_DFLASH,
     SpeculativeType.NGRAM_SIMPLE,
 )
@@ -104,7 +109,7 @@ class SpecConfig:
     draft_n_min: int = 0
     draft_p_split: float = 0.1
     draft_p_min: float = 0.0
-    draft_model_path: str | None = None
+    draft_model_path: str | PathLike[str] | None = None
     draft_n_gpu_layers: int | str = "auto"
     draft_n_threads: int | None = None
     draft_n_threads_batch: int | None = None
@@ -132,6 +137,11 @@ class SpecConfig:
             self.draft_n_threads_batch = self.draft_n_threads
 
     @property
+    def has_file(self) -> bool:
+        """Whether the draft is a file of its own."""
+        return self.spec_type.is_dflash or self.spec_type.is_eagle3
+
+    @property
     def enabled(self) -> bool:
         """Whether anything is drafted."""
         return not self.spec_type.is_none
@@ -146,7 +156,7 @@ class SpecConfig:
                     f'SpecConfig: draft_n_gpu_layers is a number, "auto" or "all", got {value!r}'
                 )
             return words[value.strip().lower()]
-        if isinstance(value, bool) or value < -2:
+        if isinstance(value, bool) or not isinstance(value, int) or value < -2:
             raise ValueError(f"SpecConfig: draft_n_gpu_layers must be -2 or more, got {value!r}")
         return value
 
@@ -156,6 +166,11 @@ class SpecConfig:
 
     def validate(self) -> None:
         """Raise NotImplementedError for a method that cannot run, ValueError for bad values."""
+        if not isinstance(self.spec_type, SpeculativeType):
+            raise ValueError(
+                f"SpecConfig: spec_type must be a SpeculativeType, got {self.spec_type!r} "
+                "(SpeculativeType.from_str knows names)"
+            )
         if self.spec_type.is_none:
             return
         if self.spec_type not in IMPLEMENTED:
@@ -167,37 +182,46 @@ class SpecConfig:
         for name, value, holds, words in self._rules():
             if not holds(value):
                 raise ValueError(f"SpecConfig: {name} must be {words}, got {value!r}")
-        if self.spec_type.is_dflash and not self.draft_model_path:
+        if self.has_file and not isinstance(self.draft_model_path, str | PathLike):
             raise ValueError(
-                f"SpecConfig: {self.spec_type.to_str()} needs draft_model_path, the sidecar's .gguf"
+                f"SpecConfig: {self.spec_type.to_str()} needs draft_model_path, the sidecar's "
+                f".gguf, got {self.draft_model_path!r}"
             )
         self.resolved_draft_n_gpu_layers()
 
     def _rules(self) -> list[tuple[str, Any, Callable[[Any], bool], str]]:
+        def whole(value: Any) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool)
+
         def positive(value: Any) -> bool:
-            return value is None or bool(value > 0)
+            return value is None or (whole(value) and value > 0)
 
         def share(value: Any) -> bool:
-            return bool(0 <= value <= 1)
+            return is_number(value) and 0 <= value <= 1
 
         more_than_none = [
             *("draft_n_max", "ngram_size_n", "ngram_size_m", "ngram_min_hits"),
             *("ngram_mod_n_match", "ngram_mod_n_max", "ngram_mod_n_min"),
             *("draft_n_threads", "draft_n_threads_batch", "ngram_max_entries_per_key"),
         ]
-        rules = [(n, getattr(self, n), positive, "more than 0") for n in more_than_none]
+        rules = [(n, getattr(self, n), positive, "a whole number above 0") for n in more_than_none]
         most = self.draft_n_max
         return [
             *rules,
             (
                 "draft_n_min",
                 self.draft_n_min,
-                lambda value: 0 <= value <= most,
+                lambda value: whole(value) and 0 <= value <= most,
                 f"between 0 and draft_n_max {most}",
             ),
             ("draft_p_split", self.draft_p_split, share, "between 0 and 1"),
             ("draft_p_min", self.draft_p_min, share, "between 0 and 1"),
-            ("draft_n_cpu_moe", self.draft_n_cpu_moe, lambda value: value >= 0, "0 or more"),
+            (
+                "draft_n_cpu_moe",
+                self.draft_n_cpu_moe,
+                lambda value: whole(value) and value >= 0,
+                "0 or more",
+            ),
         ]
 
 
@@ -207,7 +231,7 @@ def speculative_output_limits(n_batch: int, n_parallel: int, n_draft: int) -> tu
     Raises ValueError for numbers that are not positive.
     """
     for name, value in (("n_batch", n_batch), ("n_parallel", n_parallel), ("n_draft", n_draft)):
-        if value <= 0:
-            raise ValueError(f"{name} must be more than 0, got {value}")
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
     one = min(n_batch, 1 + n_draft)
     return min(n_batch, n_parallel * one), one

@@ -47,6 +47,7 @@ LAYERS = {
     "dflash.datasets": 4,
     "dflash.demo": 4,
     "dflash.llama_config": 4,
+    "dflash.llama_lines": 5,
     "dflash.llama_parts": 4,
     "dflash.llama_stats": 4,
     "dflash.ngram_pair": 4,

@@ -91,6 +91,13 @@ BAD_LOAD = [
     ({"taps": "first"}, "taps"),
     ({"taps": (-1,)}, "taps"),
     ({"taps": ()}, "taps"),
+    ({"taps": 3}, "taps"),
+    ({"taps": (True,)}, "taps"),
+    ({"gguf": 3}, "a mapping of its fields"),
+    ({"gguf": {"draft_p_min": "half"}}, "draft_p_min"),
+    ({"gguf": {"type_k": ["f16"]}}, "type_k"),
+    ({"gguf": {"flash_attn": {}}}, "flash_attn"),
+    ({"gguf": {"repack": 1}}, "repack"),
 ]
 
 

@@ -181,7 +181,7 @@ def _never() -> None:
 
 def test_an_unknown_version_of_the_wheel_is_refused() -> None:
     with pytest.raises(MissingBackend, match="xllamacpp=="):
-        layout.check(library()._handle, "2030.1.1")
+        layout.check(library()._handle, "xllamacpp", "2030.1.1")
 
 
 def test_a_layout_that_moved_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,8 @@ def test_a_layout_that_moved_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
         layout, "ModelParams", type("ModelParams", (layout.Structure,), {"_fields_": moved})
     )
     with pytest.raises(MissingBackend, match="not the build known"):
-        layout.check(_Fresh(), layout.VERSIONS[-1])
+        package, _, version = library().name.partition(" ")
+        layout.check(_Fresh(), package, version)
 
 
 class _Fresh:

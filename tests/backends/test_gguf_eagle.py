@@ -19,6 +19,7 @@ from dflash.core.types import Plan, Request  # noqa: E402
 from dflash.engine import Engine  # noqa: E402
 from dflash.errors import CheckpointError, DFlashError, PairError, WeightsError  # noqa: E402
 from dflash.gguf_file import read_header  # noqa: E402
+from dflash.llama import Llama, SpecConfig, SpeculativeType  # noqa: E402
 from tests.conformance.gguf_backend import EXACT  # noqa: E402
 
 from .eagle_drafts import KEPT, save_eagle  # noqa: E402
@@ -128,6 +129,23 @@ def test_a_least_probability_shortens_chains(files: dict[str, Path]) -> None:
             for least in (0.0, 0.4, 1.0)
         ]
     assert drafted[0] > drafted[1] > drafted[2] == 0
+
+
+def test_the_facade_of_llama_cpp_python_takes_it(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = SpecConfig(
+        SpeculativeType.DRAFT_EAGLE3, 5, draft_model_path=str(files["the published form"])
+    )
+    texts = []
+    for one in (None, spec):
+        with Llama(
+            files["target"], n_ctx=256, n_threads=1, speculative=one, verbose=one is spec
+        ) as llm:
+            texts.append(llm("Once", max_tokens=20)["choices"][0]["text"])
+    assert texts[0] == texts[1]
+    assert llm.last_speculative_stats["drafted"]
+    assert "EAGLE-3 speculative decoding enabled" in capsys.readouterr().err
 
 
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], type[DFlashError], str]] = {

@@ -54,7 +54,7 @@ def test_what_would_be_ignored_is_refused(flags: tuple[Any, ...], words: str) ->
 def test_llama_cpp_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xllamacpp")
     from dflash.backends.gguf.library import library
-    from dflash.backends.gguf.pair import GgufPair
+    from dflash.backends.gguf.settings import Settings
     from tests.backends.tiny import tiny_target, tiny_tokenizer
     from tests.backends.tiny_gguf import write_gguf
 
@@ -64,13 +64,13 @@ def test_llama_cpp_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     odd = run("generate", "hi", "--model", target, "--backend", "gguf", "--cache-type-v", "q8_0")
     assert odd.code == 2 and "does not divide" in odd.err
     told: list[Any] = []
-    params = GgufPair._params
+    params = Settings.params
 
-    def keep(self: GgufPair, tokens: int) -> Any:
+    def keep(self: Settings, tokens: int) -> Any:
         told.append(params(self, tokens))
         return told[-1]
 
-    monkeypatch.setattr(GgufPair, "_params", keep)
+    monkeypatch.setattr(Settings, "params", keep)
     found = run(
         *("generate", "hi", "--model", target, "--draft", "ngram", "--backend", "gguf"),
         *("--no-chat-template", "--max-tokens", 100, "--n-ctx", 40, "--threads", 1, "--json"),

@@ -201,6 +201,13 @@ def test_an_interpreter_ends_quietly_with_a_model_open(files: dict[str, str]) ->
         ({"draft_n_gpu_layers": "some"}, "draft_n_gpu_layers"),
         ({"draft_n_cpu_moe": -1}, "draft_n_cpu_moe"),
         ({"draft_n_threads": 0}, "draft_n_threads"),
+        ({"draft_n_max": "three"}, "draft_n_max"),
+        ({"draft_n_max": 2.5}, "draft_n_max"),
+        ({"draft_n_min": None}, "draft_n_min"),
+        ({"draft_p_min": "half"}, "draft_p_min"),
+        ({"draft_n_gpu_layers": None}, "draft_n_gpu_layers"),
+        ({"draft_model_path": 3}, "draft_model_path"),
+        ({"ngram_size_n": True}, "ngram_size_n"),
     ],
 )
 def test_bad_values_are_one_value_error(changes: dict[str, Any], words: str) -> None:
@@ -208,6 +215,49 @@ def test_bad_values_are_one_value_error(changes: dict[str, Any], words: str) -> 
     with pytest.raises(ValueError, match=rf"^SpecConfig: .*{words}"):
         SpecConfig(**given).validate()
     SpecConfig(**{**given, "spec_type": SpeculativeType.NONE}).validate()  # nothing is asked
+
+
+def test_a_type_that_is_none_is_one_value_error() -> None:
+    with pytest.raises(ValueError, match=r"^SpecConfig: spec_type must be .* got 'dflash'"):
+        SpecConfig("dflash").validate()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_batch": "many"}, "n_batch must be a whole number"),
+        ({"n_ubatch": None}, "n_ubatch must be a whole number"),
+        ({"n_ctx": 1.5}, "n_ctx must be a whole number"),
+        ({"n_gpu_layers": [1]}, "n_gpu_layers must be"),
+        ({"ctx_checkpoints": -1}, "ctx_checkpoints must be"),
+        ({"flash_attn": "on"}, "flash_attn must be True or False"),
+        ({"type_k": ["f16"]}, "type_k must be one of"),
+        ({"speculative": "dflash"}, "speculative must be a SpecConfig"),
+        ({"model_path": 3}, "model_path must be a path"),
+        ({"n_threads": "2"}, "threads must be"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_one_error(
+    options: dict[str, Any], words: str, files: dict[str, str]
+) -> None:
+    given: dict[str, Any] = {"model_path": files["target"], "n_threads": 1, **options}
+    with pytest.raises(ConfigError, match=words):
+        Llama(**given)
+
+
+def test_calls_with_a_wrong_type_are_one_error(files: dict[str, str]) -> None:
+    with llama(files, None) as model:
+        calls: dict[str, Any] = {
+            "max_tokens must be": lambda: model("Once", max_tokens="9"),
+            "text must be bytes": lambda: model.tokenize("Once"),  # type: ignore[arg-type]
+            "messages must be": lambda: model.create_chat_completion("Once"),  # type: ignore[arg-type]
+            "content must be": lambda: model.create_chat_completion(
+                [{"role": "user", "content": 3}]
+            ),
+        }
+        for words, call in calls.items():
+            with pytest.raises(ConfigError, match=words):
+                call()
 
 
 def test_methods_without_an_engine_are_not_implemented() -> None:

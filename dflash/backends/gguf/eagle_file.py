@@ -49,13 +49,14 @@ class EagleFile:
 
 def read_eagle(header: Header) -> EagleFile:
     """The draft behind ``header``. Raises CheckpointError with the key that is wrong."""
-    layers, *sizes = read_sizes(header)
+    layers, width, feed_forward, heads, kv_heads, head_dim = read_sizes(header)
     taps = read_taps(header)
     if layers != 1 or len(taps) != TAPS:
         raise CheckpointError(
             f"{header.path.name} has {layers} layers and {len(taps)} taps: llama.cpp runs EAGLE-3 "
             f"drafts of 1 layer and {TAPS} taps. Use the draft's safetensors folder, on torch"
         )
+    sizes = width, feed_forward, heads, kv_heads, head_dim
     return EagleFile(header, *sizes, count(header, "target_hidden_size"), taps)
 
 

@@ -54,49 +54,58 @@ class ModelParams(Structure):
     ]
 
 
+_CONTEXT: list[tuple[str, Any]] = [
+    ("n_ctx", c_uint32),
+    ("n_batch", c_uint32),
+    ("n_ubatch", c_uint32),
+    ("n_seq_max", c_uint32),
+    ("n_rs_seq", c_uint32),
+    ("n_outputs_max", c_uint32),
+    ("n_outputs_max_per_seq", c_uint32),
+    ("n_threads", c_int32),
+    ("n_threads_batch", c_int32),
+    ("ctx_type", c_int32),
+    ("rope_scaling_type", c_int32),
+    ("pooling_type", c_int32),
+    ("attention_type", c_int32),
+    ("flash_attn_type", c_int32),
+    ("rope_freq_base", c_float),
+    ("rope_freq_scale", c_float),
+    ("yarn_ext_factor", c_float),
+    ("yarn_attn_factor", c_float),
+    ("yarn_beta_fast", c_float),
+    ("yarn_beta_slow", c_float),
+    ("yarn_orig_ctx", c_uint32),
+    ("defrag_thold", c_float),
+    ("cb_eval", c_void_p),
+    ("cb_eval_user_data", c_void_p),
+    ("type_k", c_int32),
+    ("type_v", c_int32),
+    ("moe_cache_size", c_size_t),
+    ("abort_callback", c_void_p),
+    ("abort_callback_data", c_void_p),
+    ("embeddings", c_bool),
+    ("offload_kqv", c_bool),
+    ("no_perf", c_bool),
+    ("op_offload", c_bool),
+    ("swa_full", c_bool),
+    ("kv_unified", c_bool),
+    ("samplers", c_void_p),
+    ("n_samplers", c_size_t),
+    ("ctx_other", c_void_p),
+]
+
+
 class ContextParams(Structure):
     """``llama_context_params`` (168 bytes)."""
 
-    _fields_ = [
-        ("n_ctx", c_uint32),
-        ("n_batch", c_uint32),
-        ("n_ubatch", c_uint32),
-        ("n_seq_max", c_uint32),
-        ("n_rs_seq", c_uint32),
-        ("n_outputs_max", c_uint32),
-        ("n_outputs_max_per_seq", c_uint32),
-        ("n_threads", c_int32),
-        ("n_threads_batch", c_int32),
-        ("ctx_type", c_int32),
-        ("rope_scaling_type", c_int32),
-        ("pooling_type", c_int32),
-        ("attention_type", c_int32),
-        ("flash_attn_type", c_int32),
-        ("rope_freq_base", c_float),
-        ("rope_freq_scale", c_float),
-        ("yarn_ext_factor", c_float),
-        ("yarn_attn_factor", c_float),
-        ("yarn_beta_fast", c_float),
-        ("yarn_beta_slow", c_float),
-        ("yarn_orig_ctx", c_uint32),
-        ("defrag_thold", c_float),
-        ("cb_eval", c_void_p),
-        ("cb_eval_user_data", c_void_p),
-        ("type_k", c_int32),
-        ("type_v", c_int32),
-        ("moe_cache_size", c_size_t),
-        ("abort_callback", c_void_p),
-        ("abort_callback_data", c_void_p),
-        ("embeddings", c_bool),
-        ("offload_kqv", c_bool),
-        ("no_perf", c_bool),
-        ("op_offload", c_bool),
-        ("swa_full", c_bool),
-        ("kv_unified", c_bool),
-        ("samplers", c_void_p),
-        ("n_samplers", c_size_t),
-        ("ctx_other", c_void_p),
-    ]
+    _fields_ = _CONTEXT
+
+
+class OlderContextParams(Structure):
+    """The same before caches of experts (160 bytes)."""
+
+    _fields_ = [field for field in _CONTEXT if field[0] != "moe_cache_size"]
 
 
 class Batch(Structure):
@@ -163,8 +172,11 @@ _CONTEXT_DEFAULTS: Mapping[str, Any] = {
     "n_samplers": 0,
     "ctx_other": None,
 }
-VERSIONS = ("2026.10.11549",)
-"""Versions of ``xllamacpp`` whose structs are the ones above."""
+LAYOUTS: Mapping[str, Mapping[str, type[Structure]]] = {
+    "xllamacpp": {"2026.10.11549": ContextParams},
+    "llama-cpp-python": {"0.3.36": OlderContextParams},
+}
+"""Package -> version -> its ``llama_context_params``; the other structs are the same in all."""
 
 
 class _Spare(Structure):
@@ -173,20 +185,26 @@ class _Spare(Structure):
     _fields_ = [("bytes", ctypes.c_uint8 * SPARE)]
 
 
-def check(library: Any, version: str) -> None:
-    """Raise MissingBackend unless ``library`` lays its structs out as this file says."""
-    if version not in VERSIONS:
+def check(library: Any, package: str, version: str) -> type[Structure]:
+    """The ``llama_context_params`` of ``library``, which lays its structs out as this file says.
+
+    Raises MissingBackend for a version that is not known here, or a build that is not it.
+    """
+    known = LAYOUTS[package]
+    if version not in known:
         raise MissingBackend(
-            f"xllamacpp {version} is not a version whose memory layout is known here, and a wrong "
-            f"one crashes. Install a known one: pip install 'xllamacpp=={VERSIONS[-1]}'"
+            f"{package} {version} is not a version whose memory layout is known here, and a wrong "
+            f"one crashes. Install a known one: pip install '{package}=={[*known][-1]}'"
         )
+    context = known[version]
     for name, kind, defaults in (
         ("llama_model_default_params", ModelParams, _MODEL_DEFAULTS),
-        ("llama_context_default_params", ContextParams, _CONTEXT_DEFAULTS),
+        ("llama_context_default_params", context, _CONTEXT_DEFAULTS),
     ):
         raw = _written(getattr(library, name))
         found = kind.from_buffer_copy(raw)
-        wrong = [key for key, value in defaults.items() if getattr(found, key) != value]
+        own = [key for key, *_ in kind._fields_ if key in defaults]
+        wrong = [key for key in own if getattr(found, key) != defaults[key]]
         if _hidden_pointer():
             size = len(raw.rstrip(bytes([FILL])))  # padding at the end may stay unwritten
             wrong += (
@@ -194,10 +212,11 @@ def check(library: Any, version: str) -> None:
             )
         if wrong:
             raise MissingBackend(
-                f"the library of xllamacpp {version} is not the build known under that number "
+                f"the library of {package} {version} is not the build known under that number "
                 f"({name} differs in {', '.join(wrong[:4])}). Install it again from the package "
-                f"index: pip install --force-reinstall 'xllamacpp=={version}'"
+                f"index: pip install --force-reinstall '{package}=={version}'"
             )
+    return context
 
 
 def _written(function: Any) -> bytes:

@@ -1,7 +1,7 @@
-"""llama.cpp's library out of the ``xllamacpp`` wheel: found, checked, and its functions typed.
+"""llama.cpp's library out of a Python package: checked, and its functions typed.
 
-The wheel's extension exports llama.cpp's whole C interface and the C++ calls that hand out the
-inputs of layers. Nothing of the Python module in it is imported.
+It exports llama.cpp's whole C interface and, but for Windows, the C++ calls that hand out the
+inputs of layers. Nothing of the Python module beside it is imported.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_void_p
 from functools import cache
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from dflash.backends.gguf.layout import Batch, ContextParams, ModelParams, check
+from dflash.backends.gguf.layout import Batch, ModelParams, check
+from dflash.backends.gguf.provider import choose
 from dflash.errors import MissingBackend
 
-PACKAGE = "xllamacpp"
-INSTALL = "pip install 'dflash-engine[gguf]'"
 ERROR, DEBUG = 4, 1  # log levels of ggml
 
 _Log = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
@@ -35,8 +32,8 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "llama_model_load_from_file": ([c_char_p, ModelParams], c_void_p),
     "llama_model_free": ([c_void_p], None),
     "llama_model_default_params": ([], ModelParams),
-    "llama_context_default_params": ([], ContextParams),
-    "llama_init_from_model": ([c_void_p, ContextParams], c_void_p),
+    "llama_context_default_params": ([], ...),  # `layout.check` says which struct that is
+    "llama_init_from_model": ([c_void_p, ...], c_void_p),
     "llama_free": ([c_void_p], None),
     "llama_decode": ([c_void_p, Batch], c_int32),
     "llama_encode": ([c_void_p, Batch], c_int32),
@@ -101,24 +98,26 @@ STAGING: dict[str, tuple[str, list[Any], Any]] = {  # our name -> C++ symbol; ma
 class Library:
     """The loaded library: every function above as a typed attribute, and what it logged."""
 
-    def __init__(self, path: Path, version: str) -> None:
-        """Raises MissingBackend for an unknown build, or one without the functions needed."""
-        self.version, self.path = version, path
+    def __init__(self, path: Path, package: str, version: str) -> None:
+        """``version`` of ``package`` brings it.
+
+        Raises MissingBackend for an unknown build, or one without the functions needed.
+        """
+        self.path, self.name = path, f"{package} {version}"
         try:
             self._handle = ctypes.CDLL(str(path))
         except OSError as problem:
-            raise MissingBackend(f"{path} cannot be loaded ({problem}): {INSTALL}") from problem
-        names = [*SIGNATURES, *(symbol for symbol, _, _ in STAGING.values())]
-        missing = [name for name in names if not hasattr(self._handle, name)]
+            raise MissingBackend(f"{path} cannot be loaded ({problem})") from problem
+        missing = [name for name in SIGNATURES if not hasattr(self._handle, name)]
         if missing:
             raise MissingBackend(
-                f"the {PACKAGE} wheel for this platform does not export what the decode loop "
+                f"the {package} wheel for this platform does not export what the decode loop "
                 f"calls ({missing[0]} and {len(missing) - 1} more). Wheels for Linux and macOS "
-                "do; on Windows use WSL, the torch backend (--backend torch), or llama.cpp's own "
-                "server, which drafts in a loop of its own (dflash serve --engine llama-server)"
+                "do; on Windows use WSL, llama-cpp-python (DFLASH_GGUF_LIBRARY), the torch backend "
+                "(--backend torch), or llama.cpp's own server, which drafts in a loop of its own "
+                "(dflash serve --engine llama-server)"
             )
-        check(self._handle, version)
-        self._bind()
+        self._bind(check(self._handle, package, version))
         self.lines: deque[str] = deque(maxlen=200)
         self.verbose = False
         self._log = _Log(self._take)  # the library keeps the pointer
@@ -145,15 +144,31 @@ class Library:
 
     _errors: list[str] | None = None
 
-    def _bind(self) -> None:
-        for name, (arguments, result) in SIGNATURES.items():
-            function = getattr(self._handle, name)
-            function.argtypes, function.restype = arguments, result
-            setattr(self, name, function)
-        for name, (symbol, arguments, result) in STAGING.items():
+    def lacks(self) -> list[str]:
+        """Symbols that drafts need to read states of the target, and that are not exported."""
+        return [symbol for symbol, _, _ in STAGING.values() if not hasattr(self._handle, symbol)]
+
+    def insist_on_states(self) -> None:
+        """Raise MissingBackend where the library `lacks` something."""
+        if missing := self.lacks():
+            raise MissingBackend(
+                f"drafts read states of the target, and the library of {self.name} does not export "
+                f"the calls for that on this platform ({missing[0]}). Plain decoding and --draft "
+                "ngram run with it; for drafts use xllamacpp on Linux or macOS"
+            )
+
+    def _bind(self, context: type[ctypes.Structure]) -> None:
+        def bound(name: str, symbol: str, arguments: list[Any], result: Any) -> None:
             function = getattr(self._handle, symbol)
-            function.argtypes, function.restype = arguments, result
+            function.argtypes = [context if one is ... else one for one in arguments]
+            function.restype = context if result is ... else result
             setattr(self, name, function)
+
+        for name, (arguments, result) in SIGNATURES.items():
+            bound(name, name, arguments, result)
+        for name, (symbol, arguments, result) in STAGING.items():
+            if hasattr(self._handle, symbol):
+                bound(name, symbol, arguments, result)
 
     def _take(self, level: int, text: bytes, _: Any) -> None:
         line = (text or b"").decode(errors="replace")
@@ -172,12 +187,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library, loaded once. Raises MissingBackend with the pip command."""
-    spec = find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingBackend(f"the gguf backend needs {PACKAGE}: {INSTALL}")
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    files = [file for end in ("so", "pyd", "dylib") for file in folder.glob(f"{PACKAGE}*.{end}")]
-    if not files:
-        raise MissingBackend(f"{folder} holds no library: {INSTALL}")
-    return Library(files[0], metadata.version(PACKAGE))
+    """The library, loaded once. Raises MissingBackend with the pip command, ConfigError."""
+    provider = choose()
+    file, version = provider.find()
+    return Library(file, provider.package, version)

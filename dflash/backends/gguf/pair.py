@@ -77,16 +77,18 @@ class GgufPair:
         if load.device not in (None, "cpu") and not library().llama_supports_gpu_offload():
             raise ConfigError(
                 f"device {load.device} was asked for, and this build of llama.cpp has no GPU in "
-                "it: leave --device out, or install a wheel of xllamacpp that was built for one"
+                "it: leave --device out, or install one that was built for it"
             )
         header = read_header(load.target)
         check_target(header)
+        if load.draft is None:
+            heads = load.mtp and not why_no_heads(header) and not library().lacks()
+            return cls(load, header, heads=heads)
         if load.draft == MTP:
             insist_on_heads(header)
-            return cls(load, header, heads=True)
-        if load.draft is None:
-            return cls(load, header, heads=load.mtp and not why_no_heads(header))
-        return cls(load, header, _checked(header, read_header(load.draft)))
+        draft = None if load.draft == MTP else _checked(header, read_header(load.draft))
+        library().insist_on_states()
+        return cls(load, header, draft, heads=draft is None)
 
     @property
     def threads(self) -> int:
@@ -117,7 +119,7 @@ class GgufPair:
             "gpu_layers": str(options.n_gpu_layers),
             "threads": f"{self.threads} of {os.cpu_count()}",
             "cache": f"{options.type_k} {options.type_v} flash {options.flash_attn}",
-            "llama.cpp": self._model.library.version,
+            "llama.cpp": self._model.library.name,
         }
 
     def memory(self) -> Mapping[str, int]:
