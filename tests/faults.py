@@ -12,6 +12,7 @@ COVERED: dict[str, tuple[str, ...]] = {
         "drafts/test_spec.py::test_a_missing_base_frequency_is_an_error",
         "backends/test_dflash_module.py::"
         "test_no_scaling_means_plain_powers_of_the_base_the_config_says",
+        "convert/test_gguf.py::test_a_base_frequency_is_kept_wherever_it_stands",
     ),
     "R38 RoPE scaling hard-coded": (
         "backends/test_dflash_module.py::test_scaled_frequencies_agree_with_an_independent_formula",
@@ -19,11 +20,15 @@ COVERED: dict[str, tuple[str, ...]] = {
     "R40 tap ids guessed": (
         "drafts/test_spec.py::test_missing_taps_name_the_formula_and_the_option_that_accepts_it",
         "backends/test_dflash_load.py::test_a_wrong_tap_count_names_both_numbers",
+        "backends/test_gguf_backend.py::"
+        "test_a_faulty_sidecar_is_one_error_before_llama_cpp_sees_it",
     ),
     "R41 layer off by one": (
         "backends/test_torch_target.py::test_features_are_the_outputs_of_the_tapped_layer",
         "backends/test_torch_target.py::test_a_tap_outside_the_target_is_refused_when_the_session_opens",
         "drafts/test_spec_eagle3.py::test_the_same_layers_are_tapped_whatever_layout_names_them",
+        "convert/test_layer_ids.py::test_the_two_eagle_lists_of_one_draft_differ_by_one",
+        "convert/test_convert.py::test_a_config_that_loses_a_word_is_found_out",
     ),
     "R43 nested block size not read": (
         "drafts/test_spec.py::test_a_nested_block_size_is_read_and_a_silent_config_means_sixteen",
@@ -32,6 +37,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "R44 a draft loaded in part": (
         "backends/test_dflash_load.py::test_unknown_and_missing_tensors_are_listed_together",
         "drafts/test_spec_dflash2.py::test_a_dflash2_draft_is_told_by_name_or_by_its_keys",
+        "convert/test_convert.py::test_unknown_tensors_are_refused_by_name_and_nothing_is_left",
     ),
     "R46 a sibling's name": (
         "drafts/test_spec.py::test_an_unknown_architecture_says_what_is_known_and_how_to_override",
@@ -41,6 +47,8 @@ COVERED: dict[str, tuple[str, ...]] = {
         "backends/test_dflash_load.py::test_a_reduced_vocabulary_is_mapped_by_its_distances",
         "backends/test_dflash_load.py::test_a_head_that_does_not_match_its_map_is_refused",
         "backends/test_eagle3.py::test_a_head_that_does_not_match_its_map_is_refused",
+        "backends/test_gguf_backend.py::test_a_reduced_vocabulary_proposes_its_own_tokens_only",
+        "convert/test_gguf.py::test_a_vocabulary_of_its_own_goes_along_with_its_head",
     ),
     "R49 a tied head handed out as an embedding": (
         "backends/test_dflash_load.py::test_a_head_handed_out_as_an_embedding_works",
@@ -51,6 +59,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "R52 another tokenizer": (
         "backends/test_dflash_load.py::test_another_tokenizer_is_refused",
         "drafts/test_static.py::test_a_recorded_tokenizer_decides_whatever_the_names_say",
+        "convert/test_gguf.py::test_what_a_sidecar_has_no_key_for_comes_back_all_the_same",
     ),
     "R53 float16 overflows": (
         "backends/test_dflash_load.py::test_float16_is_refused_and_says_why",

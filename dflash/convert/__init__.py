@@ -58,7 +58,8 @@ def convert(
     ``target`` is the target's folder, or its .gguf file. Its embedding and head are stored too
     (``speculators``; a folder), or left out of the result where the draft has copies of them
     (``hf``, ``mlx``), and a config that does not say how deep the target is is told. Raises
-    ConfigError, CheckpointError, WeightsError, MissingBackend; nothing is left at ``out`` then.
+    ConfigError, CheckpointError, WeightsError, PairError, MissingBackend; nothing is left at
+    ``out`` then.
     """
     place, goal = Path(source).expanduser(), Path(out).expanduser()
     pair = None if target is None else Path(target).expanduser()

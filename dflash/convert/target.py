@@ -17,7 +17,7 @@ from dflash.convert.tensor import Tensor
 from dflash.drafts.keys import read_config
 from dflash.drafts.layers import ANY_DEPTH
 from dflash.drafts.spec import read_spec
-from dflash.errors import CheckpointError, ConfigError
+from dflash.errors import CheckpointError, ConfigError, PairError
 from dflash.gguf_file import Header, is_gguf, read_header
 
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -30,8 +30,8 @@ def fitted(draft: Draft, to: str, target: Path | None) -> Draft:
 
     With the target's depth, which upstream's readers insist on, and where upstream knows no tables
     in a draft, without those that are the target's own. What was done is in its notes. Raises
-    ConfigError where an MLX folder needs the target and none is named, CheckpointError for a
-    ``target`` that is not the draft's.
+    ConfigError where an MLX folder needs the target and none is named, PairError or CheckpointError
+    for a ``target`` that is not the draft's.
     """
     tables = [name for name in (EMBED, HEAD) if name in draft.tensors]
     eagle = draft.kind == "eagle3"  # has tables by right, and upstream does not read it
@@ -73,7 +73,8 @@ def _asked(asks: list[str]) -> Iterator[str]:
 def _depth_of(target: Path, draft: Draft) -> int | None:
     """Decoder layers of ``target``; None where it does not say.
 
-    Raises CheckpointError for a target that is missing, or too narrow, wide or flat for ``draft``.
+    Raises PairError for a target that is too narrow, wide or flat for ``draft``, CheckpointError
+    for one that is not there.
     """
     if is_gguf(target.name):
         own = read_header(target).own
@@ -87,7 +88,7 @@ def _depth_of(target: Path, draft: Draft) -> int | None:
     spec = read_spec(draft.config, num_target_layers=depth or ANY_DEPTH)
     wrong = width is not None and width != spec.target_hidden_size
     if wrong or (depth and max(spec.taps) >= depth):
-        raise CheckpointError(
+        raise PairError(
             f"{target} is not the target of this draft: it is {width} wide with {depth} layers; "
             f"the draft reads {spec.target_hidden_size} and taps layer {max(spec.taps)}"
         )

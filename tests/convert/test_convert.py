@@ -15,7 +15,7 @@ from dflash.convert import convert, hf
 from dflash.convert.folder import read_files
 from dflash.convert.tensor import Tensor
 from dflash.drafts.spec import DraftSpec, read_spec
-from dflash.errors import CheckpointError, ConfigError, WeightsError
+from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError
 from tests.backends.drafts import save_draft, tiny_draft2
 from tests.convert.drafts import (
     DIM,
@@ -168,7 +168,7 @@ def test_the_targets_depth_is_written_where_a_draft_does_not_say_it(tmp_path: Pa
         made = json.loads((tmp_path / layout / "config.json").read_text())
         assert (made["num_target_layers"], done.notes) == (4, ())
     narrow = save(tmp_path / "narrow", {**TARGET, "hidden_size": 32}, {})
-    with pytest.raises(CheckpointError, match="32 wide with 4 layers; the draft reads 64"):
+    with pytest.raises(PairError, match="32 wide with 4 layers; the draft reads 64"):
         convert(source, "hf", tmp_path / "wrong", target=narrow)
 
 

@@ -17,6 +17,7 @@ from dflash.convert import convert  # noqa: E402
 from dflash.convert.gguf import write_sidecar  # noqa: E402
 from dflash.convert.gguf.kinds import ARCHITECTURES  # noqa: E402
 from dflash.convert.gguf.rope import halves_first, pairs_first  # noqa: E402
+from dflash.convert.tensor import Tensor  # noqa: E402
 from dflash.drafts.spec import read_spec  # noqa: E402
 from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError  # noqa: E402
 from dflash.gguf_file import read_header  # noqa: E402
@@ -30,6 +31,8 @@ from tests.backends.gguf_files import (  # noqa: E402
 )
 from tests.backends.tiny import tiny_target, tiny_tokenizer  # noqa: E402
 from tests.backends.tiny_gguf import write_gguf  # noqa: E402
+from tests.convert.drafts import HIDDEN, random, save, v1_tensors  # noqa: E402
+from tests.convert.drafts import config as v1_config  # noqa: E402
 from tests.facades.drafts import config  # noqa: E402
 
 
@@ -162,6 +165,37 @@ def test_a_draft_comes_back_from_a_sidecar_as_it_was(
         again = load_file(tmp_path / "again" / "model.safetensors")
         for tensor, values in load_file(folder / "model.safetensors").items():
             assert torch.equal(again[tensor], values)
+
+
+@pytest.mark.parametrize("place", ["rope_theta", "rope_parameters"])
+def test_a_base_frequency_is_kept_wherever_it_stands(
+    place: str, target: Path, tmp_path: Path
+) -> None:
+    far = 1e7 if place == "rope_theta" else {"rope_theta": 1e7, "rope_type": "default"}
+    folder = save_folder(tmp_path / "draft", **{"rope_theta": None, place: far})
+    convert(folder, "gguf", tmp_path / "draft.gguf", target=target)
+    assert read_header(tmp_path / "draft.gguf").own("rope.freq_base") == 1e7
+    convert(tmp_path / "draft.gguf", "hf", tmp_path / "again")
+    assert read_spec(tmp_path / "again").rope_parameters == read_spec(folder).rope_parameters
+
+
+@pytest.mark.parametrize("layout", ["gguf", "speculators", "mlx"])
+def test_a_vocabulary_of_its_own_goes_along_with_its_head(
+    layout: str, target: Path, tmp_path: Path
+) -> None:
+    kept = np.arange(0, 480, 12)
+    head = {"lm_head.weight": random(40, HIDDEN, seed=5)}
+    own = {**head, "d2t": Tensor("I64", kept - np.arange(40))}
+    source = save(tmp_path / "a", v1_config(draft_vocab_size=40), v1_tensors(**own))
+    there = tmp_path / ("b.gguf" if layout == "gguf" else "b")
+    done = convert(source, layout, there, target=None if layout == "speculators" else target)
+    if layout == "mlx":
+        assert any("no place for d2t, lm_head.weight" in note for note in done.notes)
+    convert(there, "hf", tmp_path / "c")
+    one, two = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "c"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert read_spec(tmp_path / "c").draft_vocab_size == 40
 
 
 SAID: dict[str, Any] = {
