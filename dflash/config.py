@@ -88,6 +88,7 @@ class LoadConfig:
     weights  hold the weights of products in "float16", "bfloat16" or "int8", rounded once at load,
             whatever ``dtype`` computes in; None = as ``dtype`` says (torch; on a CPU also where
             float16 is exact)
+    cuda_graphs  replay passes of a few rows on CUDA, where a check at load finds them equal (torch)
     draft_dtype  float32 or bfloat16; None follows the target (bfloat16 where that is float16)
     draft_bits  4 or 8: quantise the draft's linear layers when it is loaded (mlx)
     taps    None = as the draft's config says; "auto" = the default formula where it says nothing;
@@ -118,6 +119,7 @@ class LoadConfig:
     gguf: GgufOptions = field(default_factory=GgufOptions)
     mtp: bool = False
     weights: str | None = None
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
@@ -146,6 +148,7 @@ class LoadConfig:
             raise ConfigError(f"draft_bits must be 4 or 8, got {self.draft_bits!r}")
         for name in ("pack_weights", "trust_remote_code", "profile", "force_dflash", "mtp"):
             switch(name, getattr(self, name))
+        switch("cuda_graphs", self.cuda_graphs)
         set_fields(self, taps=_taps(self.taps))
         if not isinstance(self.gguf, GgufOptions):
             set_fields(self, gguf=from_options(GgufOptions, self.gguf))
@@ -169,6 +172,7 @@ class LoadOptions(TypedDict, total=False):
     gguf: GgufOptions | Mapping[str, Any]
     mtp: bool
     weights: str | None
+    cuda_graphs: bool
 
 
 C = TypeVar("C", LoadConfig, GenerateConfig, GgufOptions)

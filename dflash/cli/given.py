@@ -90,6 +90,7 @@ def open_engine(given: Mapping[str, Any]) -> Engine:
     options: Any = {name: given[name] for name in LoadOptions.__annotations__ if name in given}
     options |= load_options(given.get("engine_flags") or {})
     options["profile"] = not given.get("no_profile", False)
+    options["cuda_graphs"] = not given.get("no_cuda_graphs", False)
     if given.get("no_mtp", False):
         options["mtp"] = False
     engine = load(given["model"], given["draft"], **options)

@@ -102,6 +102,10 @@ NoProfile = Annotated[
     bool,
     pair_option("--no-profile", help="Neither use nor keep measurements of this pair's speed."),
 ]
+NoCudaGraphs = Annotated[
+    bool,
+    pair_option("--no-cuda-graphs", help="On CUDA, launch every kernel by itself (torch)."),
+]
 NoMtp = Annotated[
     bool,
     pair_option("--no-mtp", help="Leave multi-token prediction heads inside the target unused."),
@@ -185,6 +189,7 @@ PAIR_FLAGS = Group(
         "taps": Flag(Taps),
         "threads": Flag(Threads),
         "trust_remote_code": Flag(TrustRemoteCode, False),
+        "no_cuda_graphs": Flag(NoCudaGraphs, False),
     }
 )
 """What every command that opens a pair takes."""

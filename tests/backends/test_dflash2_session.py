@@ -11,8 +11,9 @@ from torch import Tensor
 
 from dflash.backends.torch.dflash2 import DFlash2DraftModel
 from dflash.backends.torch.dflash2_session import DFlash2Session
-from dflash.backends.torch.dflash_session import DFlashSession, Tables
+from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.propose import make_proposer
+from dflash.backends.torch.tables import States, Tables
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed
@@ -107,7 +108,8 @@ def drafted(rows: Any, history: list[int], **options: Any) -> tuple[list[int], T
 
 
 def rows_of(text: Text2, session: DFlash2Session) -> Any:
-    return session._rows(text.uncached(5, 8))
+    hidden = text.uncached(5, 8)
+    return session._rows(States(hidden, session._logits(hidden), torch.tensor(True)))
 
 
 def test_banned_tokens_make_room_for_the_next_candidates() -> None:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from dflash.backends.torch import dflash_session
 from dflash.backends.torch.dflash import DFlashDraftModel
-from dflash.backends.torch.dflash_session import DFlashSession, Tables
+from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.sampling import make_picker
+from dflash.backends.torch.tables import Tables
 from dflash.core.types import Outlook, Plan, Request, Sampling, Verdict
 from dflash.errors import WeightsError
 from tests.backends.drafts import MIXED, ODDITIES, SLIDING, slow_forward, tiny_draft
@@ -180,7 +181,7 @@ def test_a_proposal_never_reads_from_the_device(name: str, monkeypatch: pytest.M
 def poison(session: DFlashSession) -> None:
     """NaN into every cache row that holds no context."""
     for cache in session._caches:
-        cache._rows[:, :, :, cache.count :] = torch.nan
+        cache.rows[:, :, :, cache.count :] = torch.nan
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 12}])

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from dflash.backends.torch.dflash_session import DFlashSession, Tables
+from dflash.backends.torch.dflash_session import DFlashSession
+from dflash.backends.torch.tables import Tables
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.core.accept import distribution
 from dflash.core.decode import decode

@@ -140,6 +140,14 @@ def torch_int8(folder: Path, ties: bool) -> Backend:
     return make_rounded(folder, ties)
 
 
+def torch_graphs(folder: Path, ties: bool) -> Backend:
+    """The same Llama with the passes of its rounds replayed."""
+    pytest.importorskip("torch")
+    from tests.conformance.torch_backend import make_replayed
+
+    return make_replayed(folder, ties)
+
+
 def mlx(folder: Path, ties: bool) -> Backend:
     """The same Llama in MLX."""
     pytest.importorskip("mlx_lm")
@@ -161,6 +169,7 @@ MAKERS: dict[str, Callable[[Path, bool], Backend]] = {
     "gguf": gguf,
     "toy": toy,
     "torch": torch,
+    "torch-graphs": torch_graphs,
     "torch-int8": torch_int8,
     "mlx": mlx,
 }

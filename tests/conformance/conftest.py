@@ -19,6 +19,7 @@ SHALLOW = {
         "dflash.llama.Llama.create_chat_completion",
     ),
     "mlx": ("dflash.Engine.generate", "dflash.model_mlx.stream_generate"),
+    "torch-graphs": ("dflash.Engine.generate",),
     "torch-int8": ("dflash.Engine.generate",),
     "torch": (
         "dflash.Engine.generate",
@@ -49,6 +50,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     entries = next((name for name in ENTRY_LISTS if name in metafunc.fixturenames), None)
     if entries is None:
         names = [name for name in names if name != "torch-int8"]  # the sessions are torch's
+        if not metafunc.module.__name__.endswith("test_sessions"):
+            names = [name for name in names if name != "torch-graphs"]
         metafunc.parametrize(place, names, indirect=True, scope="session")
         return
     pairs = [

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dflash.backends.torch import open_pair
+from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.pair import TorchPair
 from dflash.config import LoadConfig
 from dflash.model import DFlashDraftModel
+from tests.backends.tape import Tape
 from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
 from tests.conformance.backends import BLOCK, Backend, Plain
 from tests.facades.drafts import save_draft
@@ -70,3 +73,18 @@ def make(folder: Path, ties: bool) -> Backend:
         own=lambda: open_pair(LoadConfig(target, draft, device="cpu", dtype="float32")),
         objects={"target": model, "draft": DFlashDraftModel.from_pretrained(draft)},
     )
+
+
+def make_replayed(folder: Path, ties: bool) -> Backend:
+    """The same pair with its passes replayed, by a tape where a GPU has CUDA graphs."""
+    made = make(folder, ties)
+    assert isinstance(made.pair, TorchPair)
+    made.pair._graphs = Graphs(Tape())
+
+    def own() -> TorchPair:
+        pair = made.own()
+        assert isinstance(pair, TorchPair)
+        pair._graphs = Graphs(Tape())
+        return pair
+
+    return replace(made, own=own)

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from dflash.backends.torch.dflash_session import Tables
 from dflash.backends.torch.eagle3 import Eagle3DraftModel
 from dflash.backends.torch.eagle3_session import Chain, Eagle3Session
+from dflash.backends.torch.tables import Tables
 from dflash.core.types import Request, Verdict
 from dflash.drafts.spec import read_spec
 from tests.parity import script_eagle3 as script

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from dflash.backends.torch.dflash import DFlashDraftModel
-from dflash.backends.torch.dflash_session import DFlashSession, Tables
+from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.kinds import KINDS
+from dflash.backends.torch.tables import Tables
 from dflash.core.types import Plan, Request, Verdict
 from dflash.drafts.spec import read_spec
 from tests.parity import script

@@ -84,6 +84,22 @@ def attend_rows(
     return mixed[0].view(-1, rows, groups, width).transpose(0, 1).flatten(1)
 
 
+def attend_block(
+    query: Tensor,  # [B, nh, R, D]
+    key: Tensor,  # [B, nkv, T, D]
+    value: Tensor,
+    mask: Tensor | None,  # [.., R, T], of booleans or added to scores; None = all see all
+) -> Tensor:  # [B, nh, R, D]
+    """Attention of a draft's rows. On a GPU, only the slow kernel shares key heads under a mask."""
+    batch, heads, rows, width = query.shape
+    groups = stacked_groups(query, heads // key.shape[1])
+    if mask is None or mask.dim() != 2 or groups == 1 or rows > MOST_ROWS:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    stacked = query.reshape(batch, heads // groups, groups * rows, width)
+    mixed = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask.repeat(groups, 1))
+    return mixed.reshape(batch, heads, rows, width)
+
+
 def stacked_groups(like: Tensor, groups: int) -> int:
     """How many of ``groups`` query heads are stacked as rows of a key head, on ``like``'s device.
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dflash.backends.torch.sampling import log_probs, noise_rows
+from dflash.backends.torch.upload import send
 from dflash.core.types import Sampling
 
 STEP = 0.01  # nats a level: a child is worth less than its parent, whatever rounding says
@@ -86,7 +87,8 @@ class Ranking:
         scores = scores.float()
         if self._noisy:
             size = scores.shape[-1] if ids is None else vocab
-            noise = noise_rows(self._sampling, self._position + level, 1, size).to(scores)
+            noise = noise_rows(self._sampling, self._position + level, 1, size)
+            noise = send(noise, scores.device).to(scores)
             noise = noise if ids is None else noise[:, ids]
             scores = (log_probs(scores, self._sampling) + noise) * self._sampling.temperature
         return scores.log_softmax(dim=-1).nan_to_num(nan=LEAST, neginf=LEAST)
@@ -95,13 +97,13 @@ class Ranking:
 def grow(rows: Spreading, ranking: Ranking, nodes: int, depth: int) -> Grown:
     """The best ``nodes`` of a tree of at most ``depth`` levels; fewer where there are no more."""
     beam: Beam | None = None
-    worth = torch.zeros(1)
+    worth: Tensor | None = None
     ids, worths, above = list[Tensor](), list[Tensor](), list[Tensor]()
     first = 0  # where the level before begins
     for level in range(depth):
         found = rows.after(level, beam, ranking, nodes)
         gained = found.logs.clamp(min=LEAST) - STEP
-        total = (worth.to(gained)[:, None] + gained).flatten()
+        total = (gained if worth is None else worth.to(gained)[:, None] + gained).flatten()
         worth, best = total.topk(min(nodes, rows.widest, total.shape[0]))
         parent = best // found.ids.shape[1]
         ids.append(found.ids.flatten()[best])

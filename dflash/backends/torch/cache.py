@@ -28,6 +28,7 @@ from transformers.cache_utils import (
 
 from dflash.backends.torch.rollback_state import StateLayer
 from dflash.backends.torch.slots import Slot, slots_of
+from dflash.backends.torch.upload import upload
 from dflash.core.types import MOST_NODES
 from dflash.errors import CheckpointError
 
@@ -205,20 +206,32 @@ class PreallocatedCache(Cache):
         For models all of whose layers see everything and are alike: ``heads`` key heads as wide as
         ``like [.., D]``. Their memory is one block, so that a pass takes its views all at once.
         """
-        start, end = self.length, self.length + rows
+        start, whole = self.length, self.memory(like, heads)
+        self.advance(rows)
+        return slots_of(whole, 0, start, start + rows)
+
+    def memory(self, like: Tensor, heads: int) -> Tensor:
+        """``[L, 2, nkv, capacity, D]``: keys and values of all layers, as `append` takes them."""
         if self._whole is None:
-            capacity = self._own[0].capacity
-            self._own_memory(like.new_empty((len(self.layers), 2, heads, capacity, like.shape[-1])))
-        whole = self._whole
-        assert whole is not None and end <= whole.shape[3], (
+            self.own_memory(like.new_empty(self.shape(like, heads)))
+        assert self._whole is not None
+        return self._whole
+
+    def shape(self, like: Tensor, heads: int) -> tuple[int, ...]:
+        """Of its memory."""
+        return len(self.layers), 2, heads, self._own[0].capacity, like.shape[-1]
+
+    def advance(self, rows: int) -> None:
+        """Count ``rows`` more tokens as held, which are or will be written behind the others."""
+        end = self.length + rows
+        assert self._whole is not None and end <= self._whole.shape[3], (
             f"the cache has no room for {end} tokens"
         )
         for layer in self._own:
             layer.length = end
         self._seen = end
-        return slots_of(whole, 0, start, end)
 
-    def _own_memory(self, whole: Tensor) -> None:
+    def own_memory(self, whole: Tensor) -> None:
         """Spread ``whole`` over the layers; what they hold goes over into it."""
         for layer, (keys, values) in zip(self._own, whole[:, :, None].unbind(), strict=True):
             held = (layer.keys, layer.values) if layer.is_initialized else ()
@@ -235,7 +248,7 @@ class PreallocatedCache(Cache):
         assert not self.states, "a recurrent state cannot be gathered"
         with torch.inference_mode():
             for layer in self._own:
-                layer.gather(start, torch.tensor(rows, device=layer.keys.device))
+                layer.gather(start, upload(rows, layer.keys.device))
         self._seen = start + len(rows)
 
     def grow(self, capacity: int) -> None:
@@ -243,7 +256,7 @@ class PreallocatedCache(Cache):
         with torch.inference_mode():
             if self._whole is not None:
                 shape = (*self._whole.shape[:3], capacity, self._whole.shape[4])
-                self._own_memory(self._whole.new_empty(shape))
+                self.own_memory(self._whole.new_empty(shape))
                 return
             for layer in self._own:
                 layer.grow(capacity)
@@ -256,7 +269,7 @@ class PreallocatedCache(Cache):
                 twin = PreallocatedCache(layers)
             else:
                 twin = PreallocatedCache([copy(layer) for layer in self._own])
-                twin._own_memory(torch.empty_like(self._whole))
+                twin.own_memory(torch.empty_like(self._whole))
         twin._seen = self._seen
         return twin
 

@@ -26,7 +26,7 @@ from dflash.backends.torch.gated import GatedLinear
 from dflash.backends.torch.narrow import Multiply
 from dflash.backends.torch.packed import least_rows
 from dflash.backends.torch.products import Plus
-from dflash.backends.torch.slots import Slot
+from dflash.backends.torch.slots import FixedSlot, Slot
 
 WIDE = (torch.float32, torch.float64)  # numbers wide enough to be turned where they lie
 
@@ -77,15 +77,15 @@ class DecoderLayer(nn.Module):
         x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
         turns: Tensor,  # as many rows, [n, heads, D/2] complex, see `widened`
         bias: Tensor | None,  # added to scores, see `attention.attend_rows`
-        slot: Slot,
+        slot: Slot | FixedSlot,
     ) -> Tensor:  # [n, H]
         """The layer on the rows behind one sequence, with nothing around it."""
-        count, rows = x.shape[0], slot.new.shape[2]
+        count, rows = x.shape[0], slot.rows
         heads = rotate_(self.joint(x), turns).unsqueeze(0).transpose(1, 2)
         if rows < count:
             heads = heads.narrow(2, 0, rows)
         query, new = torch.split_with_sizes(heads, self.sizes, 1)
-        slot.new.copy_(new)
+        slot.put(new)
         mixed = attend_rows(query, slot.keys, slot.values, bias, self.scaling, self.is_causal)
         if rows < count:
             mixed = F.pad(mixed, (0, 0, 0, count - rows))
@@ -136,7 +136,7 @@ class Stack:
         x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
         turns: Tensor,  # as many rows, [n, 1, D/2] complex
         bias: Tensor | None,
-        slots: Iterable[Slot],
+        slots: Iterable[Slot | FixedSlot],
         tap: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:  # as x
         """Normed states of the last layer; ``tap`` sees the state behind each layer."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dflash.backends.torch.attention import attend_block
 from dflash.backends.torch.rope import CosSin, Rotary, rotate
 from dflash.drafts.spec import DraftSpec
 
@@ -90,7 +91,7 @@ class Attention(nn.Module):
             value = torch.cat((context[1], value), dim=2)
         if self.attention_sink_bias is not None:
             key, value, mask = add_sink(key, value, mask, self.attention_sink_bias, x.shape[1])
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        out = attend_block(query, key, value, mask)
         if self.value_scale != 1.0:
             out = out * self.value_scale
         merged: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))

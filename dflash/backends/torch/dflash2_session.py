@@ -13,17 +13,19 @@ from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.propose import Options, Rows
 from dflash.backends.torch.sampling import Ids, to_host
+from dflash.backends.torch.tables import States
+from dflash.backends.torch.upload import upload
 from dflash.core.types import MOST_NODES
 
 
 class DFlash2Session(DFlashSession):
     """State of one DFlash2 draft over one growing token sequence (batch 1)."""
 
-    def _rows(self, hidden: Tensor) -> Rows:
+    def _rows(self, states: States) -> Rows:
         assert isinstance(self._model, DFlash2DraftModel), "a session of another kind of draft"
-        anchor = torch.full((1,), self._tokens[-1], device=hidden.device)
-        logits = self._logits(hidden)
-        return SelectorRows(self._model.candidate_selector, hidden, logits, anchor)
+        anchor = torch.full((1,), self._tokens[-1], device=states.hidden.device)
+        selector = self._model.candidate_selector
+        return SelectorRows(selector, states.hidden, states.logits, anchor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class SelectorRows:
         """``[1, V]``: the candidates' scores after the last of ``ids``."""
         logits = self.logits[offset : offset + 1]
         logits = logits if options is None else options(logits)
-        before = torch.as_tensor(ids[-1:], device=self.device) if offset else self.anchor
+        before = upload(ids[-1:], self.device) if offset else self.anchor
         best, scores = self.selector.candidates(logits)
         hidden = self.hidden[offset : offset + 1]
         scores = scores.float() + self.selector.transitions(hidden, before[None], best)[:, 0]

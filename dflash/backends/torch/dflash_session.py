@@ -8,38 +8,29 @@ proposal: absorbed rows == ``s``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from dflash.backends.torch.cache import ROOM
-from dflash.backends.torch.dflash import DFlashDraftModel, block_mask, transform_logits
+from dflash.backends.torch.dflash import DFlashDraftModel, block_mask
 from dflash.backends.torch.draft_cache import LayerCache
 from dflash.backends.torch.draft_fused import fused_of
+from dflash.backends.torch.graph_draft import GraphBlocks
+from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark
 from dflash.backends.torch.propose import Proposer, Rows, make_proposer
+from dflash.backends.torch.tables import States, Tables, draft_logits
+from dflash.backends.torch.upload import on_its_way
 from dflash.core.types import MOST_NODES, PLAIN, Outlook, Plan, Proposal, Request, Verdict
 from dflash.errors import WeightsError
 
 CHUNK = 512  # context rows projected at a time: bounds activation memory
 QUEUE_BYTES = 64 << 20  # features that may wait; past it a commit absorbs them
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """Embedding and head: the target's, unless the draft brought its own."""
-
-    embed: Tensor  # [rows, Ht] raw rows
-    head: Callable[[Tensor], Tensor]  # [n, H] -> [n, V or Vd]
-    scale: float = 1.0  # on embedding rows
-    target_ids: Tensor | None = None  # [Vd] target id of each row of a reduced head
-    mask_row: Tensor | None = None  # [Ht] stands for the mask token's row
-    fit: Callable[[Tensor], Tensor] | None = None  # on features of another target's width
 
 
 class DFlashSession:
@@ -72,6 +63,22 @@ class DFlashSession:
         self._draw: Proposer = make_proposer(self._request)
         self._finite: Tensor | None = None
         self._rounds = 0
+        self._graphs: Graphs | None = None
+        self._blocks: GraphBlocks | None = None
+
+    def replay(self, graphs: Graphs | None) -> Self:
+        """Let ``graphs`` replay its blocks from now on, where they can be."""
+        if graphs is not None and all(cache.bound is None for cache in self._caches):
+            self._graphs = graphs
+            self._blocks = GraphBlocks(self._model, self._tables, graphs, self._fused)
+            if not self._held():
+                self._blocks.adopt(self._caches)
+        return self
+
+    @property
+    def replays(self) -> bool:
+        """Whether its blocks are replayed, as far as nothing goes wrong."""
+        return self._blocks is not None
 
     def holds(self, prompt: Sequence[int], most: int) -> int:
         """Longest common prefix of ``prompt`` and the rows held, at most ``most``.
@@ -110,11 +117,9 @@ class DFlashSession:
             return PLAIN
         began = mark(self._model.norm.weight.device)
         with torch.inference_mode():
-            self._absorb()
-            start = len(self._tokens) - 1
-            assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
-            hidden = self._block(start, depth + 1)
-            return self._said(self._rows(hidden[0, 1:]), plan, depth, began)
+            states = self.states(depth + 1)
+            self._finite = on_its_way(states.finite)
+            return self._said(self._rows(states), plan, depth, began)
 
     def commit(self, verdict: Verdict[Tensor], rows: int) -> None:
         """Queue the first ``rows`` feature rows and tokens of ``verdict``.
@@ -138,7 +143,7 @@ class DFlashSession:
         twin._tokens, twin._request = list(self._tokens), self._request
         twin._absorbed, twin._queue = self._absorbed, list(self._queue)
         twin._draw = make_proposer(self._request)
-        return twin
+        return twin.replay(self._graphs)
 
     def grow(self, capacity: int) -> None:
         """Room for ``capacity`` tokens and one block. Raises OutOfMemory."""
@@ -148,6 +153,8 @@ class DFlashSession:
 
     def close(self) -> None:
         """Free everything; idempotent."""
+        if self._blocks is not None:
+            self._blocks.close()
         self._caches, self._queue, self._tokens, self._absorbed = [], [], [], 0
 
     def bytes(self) -> int:
@@ -191,18 +198,40 @@ class DFlashSession:
                     cache.append(key, value, self._absorbed)
                 self._absorbed += rows
         self._queue = []
+        if self._blocks is not None:
+            self._blocks.wrote(self._absorbed)
 
-    def _block(self, start: int, rows: int) -> Tensor:
-        """Final hidden states [1, rows, H] of the block at position ``start``."""
+    def states(self, rows: int) -> States:
+        """What the block of ``rows`` behind the last token computes; absorbs what is queued."""
+        start = len(self._tokens) - 1
+        assert self._held() == start, f"{self._held()} rows are there, the anchor is at {start}"
+        found = self._replayed(rows)
+        if found is not None:
+            return found
+        self._absorb()
         device = self._model.norm.weight.device
         positions = start + torch.arange(rows, device=device)
         noise, masks = self._noise(rows), self._masks(start, positions)
         if self._fused is not None:
-            hidden = self._fused.block(self._caches[0], noise[0], start, masks[0])[None]
+            hidden = self._fused.block(self._caches[0], noise[0], start, masks[0])
         else:
-            hidden = self._model.block(noise, positions, self._caches, masks)
-        self._finite = hidden.isfinite().all()
-        return hidden
+            hidden = self._model.block(noise, positions, self._caches, masks)[0]
+        if self._blocks is not None:
+            self._blocks.wrote(start + rows)
+        return States(hidden[1:], self._logits(hidden[1:]), hidden.isfinite().all())
+
+    def _replayed(self, rows: int) -> States | None:
+        """The same from a recorded pass, if there is one or can be."""
+        if self._blocks is None:
+            return None
+        queued = self._queued()
+        if queued.shape[0] > rows:
+            self._absorb()
+            queued = queued[:0]
+        found = self._blocks(self._caches, queued, self._tokens[-1], rows)
+        if found is not None:
+            self._absorbed, self._queue = self._held(), []
+        return found
 
     def _noise(self, rows: int) -> Tensor:
         """Embedded anchor and masks [1, rows, H]; indexed by host integers, so without a wait."""
@@ -228,22 +257,16 @@ class DFlashSession:
             masks.append(made[key])
         return masks
 
-    def _rows(self, hidden: Tensor) -> Rows:
-        """What the rows [rows, H] say, for the proposer."""
-        return self._logits(hidden)
+    def _rows(self, states: States) -> Rows:
+        """What the rows say, for the proposer."""
+        return states.logits
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """[rows, H] to [rows, V]; -inf outside a reduced vocabulary."""
-        logits = transform_logits(self._tables.head(hidden), self._model.spec)
-        ids = self._tables.target_ids
-        if ids is None:
-            return logits
-        width = max(self._model.spec.vocab_size, self._tables.embed.shape[0])  # padded rows too
-        full = logits.new_full((logits.shape[0], width), -torch.inf)
-        return full.index_copy(1, ids, logits)
+        return draft_logits(self._model.spec, self._tables, hidden)
 
     def _check_finite(self) -> None:
-        """Look at rounds 1, 2, 4, 8, ... only: the value is there since the verify, but a copy."""
+        """Look at rounds 1, 2, 4, 8, ... only: the value is there since the verify, but where
+        nothing is copied beside the device's work, a look is a copy."""
         if self._finite is None:
             return
         self._rounds += 1

@@ -32,7 +32,7 @@ class LayerCache:
         self.bound = bound
         rows = (capacity if bound is None else min(capacity, bound)) + spec.block_size
         shape = (layers, 2, spec.num_kv_heads, rows, spec.head_dim)  # keys, values
-        self._rows = torch.empty(shape, device=device, dtype=dtype)
+        self.rows = torch.empty(shape, device=device, dtype=dtype)
         self.first = 0  # position of row 0
         self.count = 0  # context rows held
 
@@ -61,13 +61,13 @@ class LayerCache:
         """The context seen and these block rows behind it: a pair of [1, nkv, T + R, D] views."""
         self._write(key, value)
         start, stop = self.count - self.seen, self.count + key.shape[2]
-        view = self._rows[:, :, :, start:stop]
+        view = self.rows[:, :, :, start:stop]
         return view[:, 0], view[:, 1]
 
     def slots(self, rows: int) -> Iterator[Slot]:
         """Where each layer's block rows go, behind the context that it sees."""
         self._make_room(rows)
-        return slots_of(self._rows, self.count - self.seen, self.count, self.count + rows)
+        return slots_of(self.rows, self.count - self.seen, self.count, self.count + rows)
 
     def crop(self, end: int) -> None:
         """Forget context rows at ``end`` and after."""
@@ -76,36 +76,36 @@ class LayerCache:
     def grow(self, capacity: int, block_size: int) -> None:
         """Room for ``capacity`` context rows (as many of them as are seen) and one block."""
         rows = (capacity if self.bound is None else min(capacity, self.bound)) + block_size
-        if rows <= self._rows.shape[3]:
+        if rows <= self.rows.shape[3]:
             return
-        held = self._rows
-        self._rows = held.new_empty((*held.shape[:3], rows, held.shape[4]))
-        self._rows[:, :, :, : self.count] = held[:, :, :, : self.count]
+        held = self.rows
+        self.rows = held.new_empty((*held.shape[:3], rows, held.shape[4]))
+        self.rows[:, :, :, : self.count] = held[:, :, :, : self.count]
 
     def copy(self) -> LayerCache:
         """An independent cache with the same rows."""
         twin = object.__new__(LayerCache)
         twin.bound, twin.first, twin.count = self.bound, self.first, self.count
-        twin._rows = torch.empty_like(self._rows)
-        twin._rows[:, :, :, : self.count] = self._rows[:, :, :, : self.count]
+        twin.rows = torch.empty_like(self.rows)
+        twin.rows[:, :, :, : self.count] = self.rows[:, :, :, : self.count]
         return twin
 
     def bytes(self) -> int:
         """Bytes allocated."""
-        return self._rows.numel() * self._rows.element_size()
+        return self.rows.numel() * self.rows.element_size()
 
     def _write(self, key: Tensor, value: Tensor) -> None:
         """Put rows behind the context."""
         size = key.shape[2]
         self._make_room(size)
-        self._rows[:, 0, :, self.count : self.count + size] = key
-        self._rows[:, 1, :, self.count : self.count + size] = value
+        self.rows[:, 0, :, self.count : self.count + size] = key
+        self.rows[:, 1, :, self.count : self.count + size] = value
 
     def _make_room(self, size: int) -> None:
         """Move the context to the front where ``size`` rows do not fit behind it."""
-        if self.count + size > self._rows.shape[3]:
+        if self.count + size > self.rows.shape[3]:
             assert self.bound is not None, "more context than the session was opened for"
-            keep = min(self.bound, self._rows.shape[3] - size)
+            keep = min(self.bound, self.rows.shape[3] - size)
             start = self.count - keep
-            self._rows[:, :, :, :keep] = self._rows[:, :, :, start : self.count].clone()
+            self.rows[:, :, :, :keep] = self.rows[:, :, :, start : self.count].clone()
             self.first, self.count = self.first + start, keep

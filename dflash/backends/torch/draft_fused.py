@@ -8,7 +8,7 @@ after, and reads a draft again whose states differ); `FusedDraft` is what a sess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from dflash.backends.torch.decoder import (
 from dflash.backends.torch.dflash import ACTIVATIONS, DFlashDraftModel, Layer, block_mask
 from dflash.backends.torch.draft_cache import LayerCache
 from dflash.backends.torch.places import Places
+from dflash.backends.torch.slots import FixedSlot, Slot
 
 ROWS = 5  # of the check: context rows, and block rows
 
@@ -67,18 +68,23 @@ class FusedDraft:
         self._norm_fused = norm_of(model.hidden_norm.weight, spec.rms_norm_eps)
         self._norm_keys = norm_of(context.norms, spec.rms_norm_eps)
         self._groups = stacked_groups(like, first.queries // first.keys)
-        self._places = Places(turns_of(model.rotary[spec.layer_types[0]]), self._groups, like)
+        self.places = Places(turns_of(model.rotary[spec.layer_types[0]]), self._groups, like)
 
     def absorb(self, cache: LayerCache, features: Tensor, start: int) -> None:
         """Features [n, M*Ht] of positions from ``start`` on to keys and values in ``cache``."""
+        turns, half = self.places.turns(start, start + features.shape[0]), self._stack.first.keys
+        heads = self.context(features, turns)
+        cache.append(heads[:, :half], heads[:, half:], start)
+
+    def context(self, features: Tensor, turns: Tensor) -> Tensor:
+        """Keys, then values [L, 2 * nkv, n, D] of features [n, M*Ht] with turns [n, 1, D/2]."""
         count, first = features.shape[0], self._stack.first
-        turns = widened(self._places.turns(start, start + count), first.keys, first.keys)
+        turns = widened(turns, first.keys, first.keys)
         heads = self._kv(self._norm_fused(self._fc(features)))
         heads = heads.view(count, -1, 2 * first.keys, first.head_dim)  # [n, L, ..]
         keys = heads.narrow(2, 0, first.keys)
         keys.copy_(self._norm_keys(keys))
-        heads = rotate_(heads, turns[:, None]).permute(1, 2, 0, 3)
-        cache.append(heads[:, : first.keys], heads[:, first.keys :], start)
+        return rotate_(heads, turns[:, None]).permute(1, 2, 0, 3)
 
     def block(self, cache: LayerCache, noise: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Final states [R, H] of block rows [R, H] from position ``start`` on.
@@ -86,13 +92,29 @@ class FusedDraft:
         ``mask`` [R, T + R] is True where a row sees a key; None = everywhere.
         """
         rows = noise.shape[0]
-        more = max(0, self._stack.least - rows)
-        turns = self._places.turns(start, start + rows + more)
-        x = F.pad(noise, (0, 0, 0, more)) if more else noise
-        bias = None if mask is None else self._bias(mask, noise)
-        return self._stack(x, turns, bias, cache.slots(rows))[:rows]
+        turns = self.places.turns(start, start + rows + self.more(rows))
+        bias = None if mask is None else self.bias(mask, noise)
+        return self.through(noise, turns, bias, cache.slots(rows))
 
-    def _bias(self, mask: Tensor, like: Tensor) -> Tensor:
+    def more(self, count: int) -> int:
+        """Rows to be added to ``count`` for speed alone."""
+        return max(0, self._stack.least - count)
+
+    def through(
+        self,
+        noise: Tensor,  # [R, H]
+        turns: Tensor,  # [R + more, 1, D/2]
+        bias: Tensor | None,
+        slots: Iterable[Slot | FixedSlot],  # one a layer
+    ) -> Tensor:  # [R, H]
+        """Final states of block rows."""
+        rows = noise.shape[0]
+        more = turns.shape[0] - rows
+        x = F.pad(noise, (0, 0, 0, more)) if more else noise
+        return self._stack(x, turns, bias, slots)[:rows]
+
+    def bias(self, mask: Tensor, like: Tensor) -> Tensor:
+        """What is added to scores where ``mask [R, T]`` is not True."""
         bias = like.new_zeros(mask.shape).masked_fill_(mask.logical_not(), -torch.inf)
         few = bias.shape[0] <= MOST_ROWS
         return bias.repeat_interleave(self._groups, dim=0) if few else bias

@@ -17,14 +17,16 @@ from torch.nn import functional as F
 from dflash.backends.torch import narrow
 from dflash.backends.torch.bridge import Bridge, make_bridge
 from dflash.backends.torch.dflash import DFlashDraftModel
-from dflash.backends.torch.dflash_session import DFlashSession, Tables
+from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.draft_fused import fuse_draft, sample_states
 from dflash.backends.torch.draft_fused import why_not as why_not_fused
 from dflash.backends.torch.draft_weights import load_weights
 from dflash.backends.torch.fused import differs
+from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.packed import PackReport, pack_model, why_not_narrow
+from dflash.backends.torch.tables import Tables
 from dflash.doctor.static import Choice
 from dflash.draft_parts import check_borrowed, check_head, draft_format, reduced_ids
 from dflash.drafts.spec import DraftSpec, Taps, read_spec
@@ -48,11 +50,17 @@ class LoadedDraft:
         """The draft's config."""
         return self.model.spec
 
-    def open(self, capacity: int) -> DFlashSession:
-        """A session with room for ``capacity`` context rows."""
+    def open(self, capacity: int, graphs: Graphs | None = None) -> DFlashSession:
+        """A session with room for ``capacity`` context rows; its blocks replayed by ``graphs``."""
         make = KINDS.load(self.spec.kind).session
         session: DFlashSession = make(self.model, self.tables, capacity, window=self.window)
-        return session
+        return session.replay(graphs)
+
+    @property
+    def replayable(self) -> bool:
+        """Whether its blocks can be replayed: they are of one pass, and see the whole context."""
+        whole = self.window is None and "sliding_attention" not in self.spec.layer_types
+        return whole and self.spec.eagle3 is None
 
     def why_no_trees(self) -> str:
         """Why its drafts are chains only; empty where they are not."""

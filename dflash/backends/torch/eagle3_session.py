@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,10 +22,12 @@ from dflash.backends.torch.dflash import Context, block_mask
 from dflash.backends.torch.dflash_session import CHUNK, DFlashSession
 from dflash.backends.torch.draft_cache import LayerCache
 from dflash.backends.torch.eagle3 import Eagle3DraftModel
+from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.phases import mark
 from dflash.backends.torch.propose import Options
 from dflash.backends.torch.sampling import Ids, to_host
+from dflash.backends.torch.upload import on_its_way, upload
 from dflash.core.host import CONFIDENT
 from dflash.core.types import MOST_NODES, PLAIN, Plan, Proposal
 
@@ -36,6 +38,10 @@ class Eagle3Session(DFlashSession):
     """State of one EAGLE-3 draft over one growing token sequence (batch 1)."""
 
     _model: Eagle3DraftModel  # type: ignore[assignment]
+
+    def replay(self, graphs: Graphs | None) -> Self:  # noqa: ARG002
+        """A chain runs row after row, directly."""
+        return self
 
     def holds(self, prompt: Sequence[int], most: int) -> int:
         """Rows that are there for ``prompt``, at most ``most``; see the module's first lines."""
@@ -59,7 +65,7 @@ class Eagle3Session(DFlashSession):
             assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
             kept, self._caches = self._caches, [_for_a_chain(cache) for cache in self._caches]
             found = self._said(self._chain(depth, normed, state, start), plan, depth, began)
-            self._finite, self._caches = normed.isfinite().all(), kept
+            self._finite, self._caches = on_its_way(normed.isfinite().all()), kept
             for cache in self._caches:
                 cache.crop(start)
         return found
@@ -132,7 +138,7 @@ class Eagle3Session(DFlashSession):
         for features in torch.split(queued, self._model.spec.block_size if bounded else CHUNK):
             first, rows = self._absorbed, features.shape[0]
             tokens = self._tokens[first + 1 : first + 1 + rows]
-            ids = torch.tensor(tokens, device=weight.device)
+            ids = upload(tokens, weight.device)
             pair = self.step(ids, self.fuse(features[None].to(weight)), first)
             self._absorbed += rows
         normed, state = pair
@@ -191,7 +197,7 @@ class Chain:
     def row(self, offset: int, ids: Ids, options: Options | None) -> Tensor:
         """``[1, V]`` of the token after ``ids``; asked for once, in order."""
         if offset:
-            last = torch.as_tensor(ids[-1:], device=self.device, dtype=torch.long)
+            last = upload(ids[-1:], self.device).long()
             place = self._start + offset - 1
             self._normed, self._state = self._session.step(last, self._state, place)
         return self._said(self._normed[0], options)

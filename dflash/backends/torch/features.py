@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dflash.backends.torch.upload import send
 from dflash.drafts import mtp
 from dflash.errors import CheckpointError, PairError
 
@@ -98,6 +100,17 @@ class Taps:
 
         return put
 
+    def fill(self, features: Tensor) -> None:
+        """Keep ``features [rows, M*Ht]``, as `take` hands them out: a copy, if they change."""
+        for layer, state in zip(self.layers, features.chunk(len(self.layers), dim=-1), strict=True):
+            self._states[layer] = state[None]
+
+    def twin(self) -> Taps:
+        """The same layers, nothing kept yet."""
+        other = copy(self)
+        other._states = {}
+        return other
+
     def states(self) -> list[Tensor]:
         """The tapped outputs of the last forward, ``[B, T, Ht]`` each, in list order."""
         states = [self._states[layer] for layer in self.layers]
@@ -110,4 +123,4 @@ class Taps:
             return None
         states = self.states()
         device = states[0].device
-        return torch.cat([state[0].to(device) for state in states], dim=-1)
+        return torch.cat([send(state[0], device) for state in states], dim=-1)

@@ -8,7 +8,7 @@ is a screen's length, and the same for every family there.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -21,7 +21,9 @@ from dflash.backends.torch.decoder import Stack, multiply_of
 from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.fused import FusedLayer
 from dflash.backends.torch.places import Places
+from dflash.backends.torch.slots import FixedSlot, Slot
 from dflash.backends.torch.tree import Branches, tree_bias
+from dflash.backends.torch.upload import upload
 
 
 class Forward(Protocol):
@@ -64,8 +66,8 @@ class ModelForward:
         self._keep = "logits_to_keep" in names
         text = model.config.get_text_config(decoder=True)
         self._shares = bool(getattr(text, "num_kv_shared_layers", 0))
-        self._like = model.get_input_embeddings().weight
-        self.device = self._like.device
+        self.like = model.get_input_embeddings().weight
+        self.device = self.like.device
 
     def __call__(
         self,
@@ -76,11 +78,11 @@ class ModelForward:
         tree: Branches | None = None,
     ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
-        ids = torch.as_tensor(rows, device=self.device)[None]
+        ids = upload(rows, self.device)[None]
         options: dict[str, Any] = {self._cache: cache, "use_cache": True}
         if tree is not None:
             options["position_ids"] = (cache.length + tree.depths)[None]
-            options["attention_mask"] = tree_bias(tree, cache.length, self._like)[None, None]
+            options["attention_mask"] = tree_bias(tree, cache.length, self.like)[None, None]
         if self._keep:
             options["logits_to_keep"] = keep
         if self._keep and keep and self._shares:
@@ -100,12 +102,12 @@ class FusedForward:
         """``model`` has `FusedLayer` layers only."""
         decoder = model.get_decoder()
         eps = float(decoder.norm.variance_epsilon)
-        self._stack = Stack(decoder.layers, decoder.norm.weight, eps)
+        self.stack = Stack(decoder.layers, decoder.norm.weight, eps)
         self._table = decoder.embed_tokens.weight
-        self._logits: Callable[[Tensor], Tensor] = multiply_of(model.lm_head)
-        first = self._stack.first
-        self._places: Places = decoder.rotary_emb.places(first, self._table)
-        self._keys, self._like = first.keys, self._table.new_empty(first.head_dim)
+        self.logits: Callable[[Tensor], Tensor] = multiply_of(model.lm_head)
+        first = self.stack.first
+        self.places: Places = decoder.rotary_emb.places(first, self._table)
+        self.keys, self.like = first.keys, self._table.new_empty(first.head_dim)
         self.device = self._table.device
 
     def __call__(
@@ -117,20 +119,36 @@ class FusedForward:
         tree: Branches | None = None,
     ) -> Tensor:
         """Logits ``[n, V]`` of the last ``keep`` rows (0 = all)."""
-        ids, start = torch.as_tensor(rows, device=self.device), cache.length
-        count = ids.shape[0]
-        more = max(0, self._stack.least - count)
+        ids, start = upload(rows, self.device), cache.length
+        count, more = ids.shape[0], self.more(ids.shape[0])
         if tree is None:
-            bias = self._places.bias(start, start + count)
-            turns = self._places.turns(start, start + count + more)
+            bias = self.places.bias(start, start + count)
+            turns = self.places.turns(start, start + count + more)
         else:
-            turns, bias = self._places.branching(start, tree, more)
+            turns, bias = self.places.branching(start, tree, more)
+        x = self.through(ids, turns, bias, cache.append(count, self.like, self.keys), taps)
+        if not keep or keep >= count:
+            return self.logits(x)[:count]
+        return self.logits(x[count - keep : count])
+
+    def more(self, count: int) -> int:
+        """Rows to be added to ``count`` for speed alone."""
+        return max(0, self.stack.least - count)
+
+    def through(
+        self,
+        ids: Tensor,  # [n]
+        turns: Tensor,  # [n + more, 1, D/2]
+        bias: Tensor | None,
+        slots: Iterable[Slot | FixedSlot],  # one a layer
+        taps: Taps | None,
+    ) -> Tensor:  # [n + more, H]
+        """Normed states of the last layer; `more` rows are there for speed alone."""
+        count = ids.shape[0]
+        more = turns.shape[0] - count
         x = F.embedding(F.pad(ids, (0, more)) if more else ids, self._table)
-        slots = cache.append(count, self._like, self._keys)
         tap = None if taps is None or not taps.layers else taps.tap(count)
-        x = self._stack(x, turns, bias, slots, tap)
+        x = self.stack(x, turns, bias, slots, tap)
         if tap is not None:
             tap(FINAL_NORM, x)
-        if not keep or keep >= count:
-            return self._logits(x)[:count]
-        return self._logits(x[count - keep : count])
+        return x

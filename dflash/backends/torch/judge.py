@@ -26,6 +26,7 @@ from dflash.backends.torch.sampling import (
     probabilities,
 )
 from dflash.backends.torch.tree import Branches
+from dflash.backends.torch.upload import send, upload
 from dflash.core.noise import Stream, coins
 from dflash.core.types import Request, Sampling
 
@@ -100,7 +101,7 @@ def _sampled(sampling: Sampling) -> _Decide:
     rule = block if sampling.rule == "block" else rejection
 
     def decide(rows: Tensor, position: int, drafted: Ids, q: Tensor | None) -> Decision:
-        ids = torch.as_tensor(drafted, device=rows.device, dtype=torch.long)
+        ids = upload(drafted, rows.device).long()
         p = probabilities(rows, sampling)[None]
         kept = thrown(sampling, Stream.ACCEPT, position, ids.shape[0], rows)[None]
         own = thrown(sampling, Stream.OWN, position, 1, rows)
@@ -118,4 +119,4 @@ def _padded(q: Tensor, size: int) -> Tensor:
 def thrown(sampling: Sampling, stream: Stream, position: int, count: int, like: Tensor) -> Tensor:
     """``[count]``: the coins of a stream from an output position on, on ``like``'s device."""
     found = torch.from_numpy(coins(sampling.seed, sampling.sample, stream, position, count))
-    return (found.float() if like.device.type == "mps" else found).to(like.device)
+    return send(found.float() if like.device.type == "mps" else found, like.device)

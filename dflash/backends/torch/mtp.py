@@ -22,6 +22,7 @@ from dflash.backends.torch.cache import PreallocatedCache, make_cache
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.reading import LOAD_ERRORS, quiet
+from dflash.backends.torch.upload import upload
 from dflash.checkpoint import tensor_names
 from dflash.drafts.mtp import count_heads, holds_heads, mtp_spec
 from dflash.drafts.spec import DraftSpec
@@ -69,7 +70,7 @@ class MtpDraft(nn.Module):
     ) -> Tensor:
         """[1, n, H]: the next rows of ``head``, with the tokens [n] that they read, into
         ``cache``."""
-        ids = torch.as_tensor(tokens, device=state.device, dtype=torch.long)
+        ids = upload(tokens, state.device).long()
         places = cache.held(head) + 1 + head + torch.arange(ids.shape[0], device=state.device)
         out: Tensor = self.heads.forward_layer(
             head, state, places[None], cache, inputs_embeds=self.embed(ids).to(state)

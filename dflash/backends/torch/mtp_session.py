@@ -10,10 +10,12 @@ from torch import Tensor
 
 from dflash.backends.torch.draft_load import LoadedDraft
 from dflash.backends.torch.eagle3_session import Chain, Eagle3Session
+from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.mtp import HeadRows, MtpDraft, read_mtp
 from dflash.backends.torch.propose import Options
 from dflash.backends.torch.sampling import Ids
+from dflash.backends.torch.upload import upload
 from dflash.config import MTP
 
 
@@ -138,7 +140,7 @@ class HeadChain(Chain):
     def row(self, offset: int, ids: Ids, options: Options | None) -> Tensor:
         """``[1, V]`` of the token after ``ids``; asked for once, in order."""
         if offset:
-            drafted = torch.as_tensor(ids, device=self.device, dtype=torch.long)
+            drafted = upload(ids, self.device).long()
             self._normed = self._session.further(offset, drafted, self._normed)
         return self._said(self._normed[0, -1:], options)
 
@@ -147,9 +149,14 @@ class HeadChain(Chain):
 class LoadedMtp(LoadedDraft):
     """A target's heads ready to run."""
 
-    def open(self, capacity: int) -> Any:
+    def open(self, capacity: int, graphs: Graphs | None = None) -> Any:  # noqa: ARG002
         """A session with room for ``capacity`` context rows."""
         return MtpSession(self.model, self.tables, capacity)
+
+    @property
+    def replayable(self) -> bool:
+        """Heads run one after the other."""
+        return False
 
     def why_no_trees(self) -> str:
         """Its block is run as the target runs it."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dflash.backends.torch.sampling import Ids, on_host, to_numpy
+from dflash.backends.torch.upload import send, upload
 from dflash.core.logits import Bans, changes_logits, run_processor
 from dflash.core.types import Request
 
@@ -74,10 +75,10 @@ class Chain:
         if self._bans_vary:
             self._bans.add(fresh)
         if self._seen is not None:
-            self._seen[torch.tensor(fresh, device=rows.device)] = True
+            self._seen.index_fill_(0, upload(fresh, rows.device), True)
         made = history[max(start, self._known) :]
         if self._counts is not None and made:
-            ids = torch.tensor(made, device=rows.device)
+            ids = upload(made, rows.device)
             self._counts.index_add_(0, ids, torch.ones_like(ids, dtype=rows.dtype))
         self._known = len(history)
 
@@ -92,17 +93,17 @@ class Chain:
             for token, bias in s.logit_bias:
                 self._bias[token] += bias
         single = [word[0] for word in s.bad_words if len(word) == 1]
-        self._never = torch.tensor(single, device=rows.device) if single else None
+        self._never = upload(single, rows.device) if single else None
         stops = [token for token in self._request.stop_ids if token < size]
-        self._stops = torch.tensor(sorted(stops), device=rows.device, dtype=torch.long)
+        self._stops = upload(sorted(stops), rows.device)
 
     def _penalise(self, rows: Tensor, drafted: Ids, first: int) -> Tensor:
         s = self._request.sampling
         if self._seen is None and self._counts is None:
             return rows
-        extra = _counts_before(rows, torch.as_tensor(drafted, device=rows.device), first)
+        extra = _counts_before(rows, upload(drafted, rows.device), first)
         if self._seen is not None:
-            by = torch.tensor(s.repetition_penalty, dtype=rows.dtype, device=rows.device)
+            by = rows.new_full((), s.repetition_penalty)
             changed = torch.where(rows > 0, rows / by, rows * by)
             rows = torch.where(self._seen | (extra > 0), changed, rows)
         if self._counts is not None:
@@ -120,7 +121,7 @@ class Chain:
             for processor in self._request.sampling.processors:
                 row = run_processor(processor, places, row)
             table[i] = row
-        return torch.from_numpy(table).to(rows.device)
+        return send(torch.from_numpy(table), rows.device)
 
     def _forbid(self, rows: Tensor, position: int, ids: Sequence[int], first: int) -> None:
         """Put -inf into ``rows``; ``position`` is the length of the output so far."""
@@ -130,7 +131,7 @@ class Chain:
         if self._bans_vary:
             pairs = [(i, t) for i in range(count) for t in self._bans.after(ids[: first + i])]
             if pairs:
-                where = torch.tensor(pairs, device=rows.device)
+                where = send(torch.tensor(pairs), rows.device)
                 rows[where[:, 0], where[:, 1]] = -torch.inf
         early = self._request.sampling.min_tokens - position - first
         if early > 0 and self._stops.numel():
@@ -139,7 +140,7 @@ class Chain:
             masks = [self._request.grammar.allow(ids[: first + i]) for i in range(count)]
             free = np.ones(rows.shape[-1], dtype=bool)
             table = np.stack([free if mask is None else mask for mask in masks])
-            rows.masked_fill_(torch.from_numpy(~table).to(rows.device), -torch.inf)
+            rows.masked_fill_(send(torch.from_numpy(~table), rows.device), -torch.inf)
 
 
 def _counts_before(rows: Tensor, drafted: Tensor, first: int) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 
 from dflash.backends.torch.cache import ROOM
 from dflash.backends.torch.draft_load import LoadedDraft, load_draft
+from dflash.backends.torch.graph_check import open_graphs
+from dflash.backends.torch.graphs import Graphs, notice
 from dflash.backends.torch.load import LoadedTarget, load_target
 from dflash.backends.torch.memory import kv_bytes, require
 from dflash.backends.torch.mtp import has_mtp
@@ -19,6 +21,7 @@ from dflash.backends.torch.target import TorchTargetSession
 from dflash.backends.torch.tree_check import why_no_trees
 from dflash.config import LoadConfig
 from dflash.core.protocols import DraftSession
+from dflash.errors import OutOfMemory
 from dflash.model_pair import ModelPair
 
 
@@ -34,6 +37,8 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__(target, draft, notes)
+        self._graphs: Graphs | None = None
+        self._why_direct = ""
         self._no_trees: str | None = None
         self._kv = self._draft_kv = 0  # bytes of keys and values of the largest sessions opened
 
@@ -50,7 +55,18 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
             weights=load.weights,
             trust_remote_code=load.trust_remote_code,
         )
-        return cls.beside(target, load)
+        return cls.beside(target, load).replay(load.cuda_graphs)
+
+    def replay(self, wanted: bool = True) -> Self:
+        """Let passes of a few rows be replayed where the device can: tried out here, and a note
+        where that fails."""
+        if not wanted:
+            self._why_direct = "switched off"
+            return self
+        self._graphs, self._why_direct = open_graphs(self.target, self._draft)
+        if self._why_direct:
+            self._notes += (notice(self._why_direct),)
+        return self
 
     @classmethod
     def _load_draft(cls, name: str, target: LoadedTarget, load: LoadConfig) -> LoadedDraft:
@@ -85,9 +101,20 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
             "fused": str(self.target.fused.layers),
             "torch": str(torch.__version__),
         }
+        if device.type == "cuda" or self._graphs is not None:
+            facts["cuda_graphs"] = self.replayed()
         if self._draft is not None:
             facts["draft_dtype"] = str(self._draft.model.norm.weight.dtype)
         return facts
+
+    def replayed(self) -> str:
+        """What CUDA graphs replay, or why they replay nothing: "off: ..."."""
+        if self._graphs is None or self._graphs.off:
+            return f"off: {self._why_direct if self._graphs is None else self._graphs.off}"
+        target = bool(self.target.fused.layers)
+        draft = self._draft is not None and self._draft.replayable
+        named = [name for name, is_so in (("target", target), ("draft", draft)) if is_so]
+        return " and ".join(named) or f"off: {self.target.fused.reason}"
 
     def memory(self) -> Mapping[str, int]:
         """Bytes per component: weights, and keys and values of the largest session so far."""
@@ -100,16 +127,23 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         """A session with room for ``capacity`` tokens. Raises OutOfMemory before allocating."""
         target = self.target
         size = kv_bytes(target.config, capacity + ROOM, target.dtype)
-        require(f"a context of {capacity} tokens", size, target.device)
+        what, graphs = f"a context of {capacity} tokens", self._graphs
+        try:
+            require(what, size, target.device)
+        except OutOfMemory:
+            if graphs is None or not graphs.bytes():
+                raise
+            graphs.forget()  # memory of closed sessions that waited to be used again
+            require(what, size, target.device)
         self._kv = max(self._kv, size)
         taps = () if self._draft is None else self._draft.spec.taps
-        return TorchTargetSession(target.model, taps, capacity + ROOM)
+        return TorchTargetSession(target.model, taps, capacity + ROOM, graphs=graphs)
 
     def open_drafts(self, capacity: int) -> list[DraftSession[Any]]:
         """One fresh session of the draft; [] without one."""
         if self._draft is None:
             return []
-        session = self._draft.open(capacity + ROOM)
+        session = self._draft.open(capacity + ROOM, self._graphs)
         self._draft_kv = max(self._draft_kv, session.bytes())
         return [session]
 
@@ -119,3 +153,9 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
             draft = None if self._draft is None else self._draft.why_no_trees()
             self._no_trees = draft or why_no_trees(self.target.model)
         return self._no_trees
+
+    def close(self) -> None:
+        """Drop the weights and what was recorded; idempotent."""
+        super().close()
+        if self._graphs is not None:
+            self._graphs.close()

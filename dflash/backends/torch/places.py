@@ -45,6 +45,15 @@ class Places:
         zero = table.shape[1] - MOST_ROWS  # the column of a row's first key behind the context
         return table[: rows * self._groups, zero - start : zero + rows]
 
+    def table(self, end: int) -> Tensor:
+        """Rotations of positions 0 .. end - 1 and perhaps more: [m, 1, D/2] complex."""
+        return self._covering(end)[0]
+
+    def bias_at(self, at: Tensor, size: int) -> Tensor:
+        """`bias` of few rows at places ``at [n]`` over ``size`` keys: ``[n * groups, size]``."""
+        rows = at[:, None].expand(-1, self._groups).flatten()
+        return _hidden(self._like, rows, torch.arange(size, device=at.device))
+
     def branching(self, start: int, tree: Branches, more: int) -> tuple[Tensor, Tensor]:
         """Both for the rows of a ``tree`` behind ``start`` cached ones; turns for ``more`` rows."""
         turns = self.turns(start, start + tree.most + 1)[F.pad(tree.depths, (0, more))]

@@ -35,6 +35,7 @@ from dflash.backends.torch.sampling import (
     probabilities,
     to_host,
 )
+from dflash.backends.torch.upload import send
 from dflash.core.host import CONFIDENT
 from dflash.core.noise import Stream
 from dflash.core.types import MOST_NODES, Request, Sampling
@@ -246,7 +247,7 @@ class _Proposing:
             if token in self._request.stop_ids:
                 break
         q = _stacked([one.q for one in kept])
-        return ids, None if q is None else q.to(rows.device)
+        return ids, None if q is None else send(q, rows.device)
 
     def _each(self, history: Sequence[int], ids: Ids, offset: int) -> Options | None:
         if self.chain is None or self.chain.in_order:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash.backends.torch.logprobs import unpack
+from dflash.backends.torch.upload import send
 from dflash.core.accept import follow, match
 from dflash.core.logits import NOTHING_LEFT
 from dflash.core.noise import gumbel
@@ -70,7 +71,7 @@ def make_picker(sampling: Sampling) -> Picker:
     def pick(logits: Tensor, position: int, tree: Branches | None = None) -> Tensor:
         scores = log_probs(logits, sampling)
         count = logits.shape[0] if tree is None else tree.most + 1
-        noise = noise_rows(sampling, position, count, logits.shape[-1]).to(scores.device)
+        noise = send(noise_rows(sampling, position, count, logits.shape[-1]), scores.device)
         return greedy(scores + (noise if tree is None else noise[tree.depths]))
 
     return pick

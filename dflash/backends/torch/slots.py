@@ -15,6 +15,47 @@ class Slot(NamedTuple):
     keys: Tensor  # [1, nkv, T + n, D]
     values: Tensor
 
+    @property
+    def rows(self) -> int:
+        """How many are new."""
+        return self.new.shape[2]
+
+    def put(self, rows: Tensor) -> None:
+        """Write keys and values [1, 2 * nkv, n, D] of the new rows."""
+        self.new.copy_(rows)
+
+
+class FixedSlot(NamedTuple):
+    """The same in memory of a fixed length, the places of the new rows told by the device."""
+
+    both: Tensor  # [1, 2 * nkv, capacity, D] keys, then values of a layer
+    at: Tensor  # [n] places of the new rows
+    size: int  # rows that are looked at; a mask hides those that are not there yet
+
+    @property
+    def rows(self) -> int:
+        """How many are new."""
+        return self.at.shape[0]
+
+    @property
+    def keys(self) -> Tensor:
+        """``[1, nkv, size, D]``."""
+        return self.both[:, : self.both.shape[1] // 2, : self.size]
+
+    @property
+    def values(self) -> Tensor:
+        """``[1, nkv, size, D]``."""
+        return self.both[:, self.both.shape[1] // 2 :, : self.size]
+
+    def put(self, rows: Tensor) -> None:
+        """Write keys and values [1, 2 * nkv, n, D] of the new rows."""
+        self.both.index_copy_(2, self.at, rows)
+
+
+def fixed_slots(whole: Tensor, at: Tensor, size: int) -> list[FixedSlot]:
+    """A slot a layer in ``whole [L, 2, nkv, capacity, D]``."""
+    return [FixedSlot(both[None], at, size) for both in whole.flatten(1, 2).unbind()]
+
 
 def slots_of(whole: Tensor, first: int, start: int, end: int) -> Iterator[Slot]:
     """A slot a layer in ``whole [L, 2, nkv, capacity, D]``: rows start .. end - 1 are new, and rows

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from dflash.backends.torch.cache import ROOM, PreallocatedCache, make_cache
 from dflash.backends.torch.features import Taps
-from dflash.backends.torch.forward import make_forward
+from dflash.backends.torch.graph_target import GraphForward, make_forward
+from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.judge import Judge, make_judge
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark, spans
 from dflash.backends.torch.rollback import Rewind
 from dflash.backends.torch.sampling import settle
 from dflash.backends.torch.tree import Branches, make_branches
+from dflash.backends.torch.upload import upload
 from dflash.core.types import Proposal, Request, Verdict
 
 CHUNK = 512  # prompt rows per forward: bounds feature and activation memory
@@ -33,9 +35,16 @@ class TorchTargetSession:
     """State of one transformers causal LM over one growing token sequence (batch 1)."""
 
     def __init__(
-        self, model: Any, taps: Sequence[int], capacity: int, *, chunk: int = CHUNK
+        self,
+        model: Any,
+        taps: Sequence[int],
+        capacity: int,
+        *,
+        chunk: int = CHUNK,
+        graphs: Graphs | None = None,
     ) -> None:
         """``capacity`` is the most cache rows ever written; ``taps`` output-of-layer ids.
+        ``graphs`` replay the passes of a few rows, where they can be.
 
         Raises PairError for a tap outside the model, CheckpointError for a model whose state
         cannot be rolled back.
@@ -45,7 +54,8 @@ class TorchTargetSession:
         self._chunk = chunk
         self._cache: PreallocatedCache = make_cache(model.config, capacity)
         self._rewind = Rewind(model, self._cache)
-        self._forward = make_forward(model)
+        self._graphs = graphs
+        self._forward = make_forward(model, graphs)
         self._tokens: list[int] = []
         self._request = Request((), 0)
         self._judge: Judge = make_judge(self._request)
@@ -105,8 +115,7 @@ class TorchTargetSession:
         drafted, parents = proposal.tokens, proposal.parents
         rows: Tensor | list[int] = [self._tokens[-1]]
         if isinstance(drafted, Tensor):
-            anchor = torch.tensor(rows, device=self._forward.device)
-            rows = torch.cat([anchor, drafted.to(anchor)])
+            rows = torch.cat([upload(rows, self._forward.device), drafted.to(torch.long)])
         else:
             rows = [*rows, *drafted]
         if parents is not None:
@@ -145,7 +154,9 @@ class TorchTargetSession:
 
         Raises OutOfMemory.
         """
-        twin = TorchTargetSession(self._model, self._taps.layers, 0, chunk=self._chunk)
+        twin = TorchTargetSession(
+            self._model, self._taps.layers, 0, chunk=self._chunk, graphs=self._graphs
+        )
         with guard("copying a session"):
             twin._cache = self._cache.copy()
         twin._rewind = self._rewind.fork(twin._cache)
@@ -160,6 +171,8 @@ class TorchTargetSession:
 
     def close(self) -> None:
         """Free the cache; idempotent."""
+        if isinstance(self._forward, GraphForward):
+            self._forward.close()
         self._cache = make_cache(self._model.config, 0)
         self._rewind = Rewind(self._model, self._cache)
         self._tokens, self._verdict = [], None
@@ -178,7 +191,7 @@ class TorchTargetSession:
         """Anchor and path are all that stays of a tree, in the cache and in the features."""
         rows = [0, *(node + 1 for node in path)]
         self._cache.gather(len(self._tokens) - 1, rows)
-        return None if features is None else features[torch.tensor(rows, device=features.device)]
+        return None if features is None else features[upload(rows, features.device)]
 
     def _run(
         self, rows: Sequence[int] | Tensor, keep: int, tree: Branches | None = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash.backends.torch.sampling import Ids
+from dflash.backends.torch.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Branches:
 
 def make_branches(parents: Ids, depth: int, device: torch.device) -> Branches:
     """The tree whose node i hangs on node ``parents[i]``, -1 for the anchor; ``depth`` levels."""
-    above = torch.as_tensor(parents, device=device, dtype=torch.long) + 1
+    above = upload(parents, device).long() + 1
     up = torch.cat([above.new_zeros(1), above])  # the anchor hangs on itself
     rows = torch.arange(up.shape[0], device=device)
     seen, at = torch.eye(up.shape[0], dtype=torch.bool, device=device), rows

@@ -1,0 +1,44 @@
+"""What a draft borrows from its target, and what its block says with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dflash.backends.torch.dflash import transform_logits
+from dflash.drafts.spec import DraftSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Embedding and head: the target's, unless the draft brought its own."""
+
+    embed: Tensor  # [rows, Ht] raw rows
+    head: Callable[[Tensor], Tensor]  # [n, H] -> [n, V or Vd]
+    scale: float = 1.0  # on embedding rows
+    target_ids: Tensor | None = None  # [Vd] target id of each row of a reduced head
+    mask_row: Tensor | None = None  # [Ht] stands for the mask token's row
+    fit: Callable[[Tensor], Tensor] | None = None  # on features of another target's width
+
+
+class States(NamedTuple):
+    """A block's rows without the anchor's, which says nothing."""
+
+    hidden: Tensor  # [n, H]
+    logits: Tensor  # [n, V]
+    finite: Tensor  # [] bool: whether all of them are, the anchor's too
+
+
+def draft_logits(spec: DraftSpec, tables: Tables, hidden: Tensor) -> Tensor:
+    """[n, H] to [n, V]; -inf outside a reduced vocabulary."""
+    logits = transform_logits(tables.head(hidden), spec)
+    ids = tables.target_ids
+    if ids is None:
+        return logits
+    width = max(spec.vocab_size, tables.embed.shape[0])  # padded rows too
+    full = logits.new_full((logits.shape[0], width), -torch.inf)
+    return full.index_copy(1, ids, logits)
