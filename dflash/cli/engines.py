@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dflash import env
+from dflash.cli.given import blamed
 from dflash.cli.groups import was_given
 from dflash.cli.output import emit_json, note, status
 from dflash.config import BlockSize
@@ -112,11 +113,29 @@ def command_for(given: Mapping[str, Any], size: BlockSize) -> Any:
     if given["replica"] not in ("dflash", "vllm"):
         raise UnknownName(f"unknown replica {given['replica']!r}. Known: dflash, vllm")
     from dflash.cluster import llama_server, ray, sglang, vllm
+
+    try:
+        plan = _plan(given, size)
+    except ConfigError as problem:
+        if size is None or given["block_size"] is not None or given["draft_tokens"] is not None:
+            raise
+        _plan(given, None)  # what else may be wrong
+        raise blamed(problem, size) from None
+    if engine == "ray":
+        command = ray.render(plan, given["replica"])
+    else:
+        renderers = {"vllm": vllm, "sglang": sglang, "llama-server": llama_server}
+        command = renderers[engine].render(plan)
+    return replace(command, notes=(*plan.notes, *command.notes, *_keys(engine, given["replica"])))
+
+
+def _plan(given: Mapping[str, Any], size: BlockSize) -> Any:
+    """The `dflash.cluster.plan.Plan` for the parameters."""
     from dflash.cluster.pair import make_plan
     from dflash.opening import pair_names
 
     target, draft = pair_names(given["model"], given["draft"])
-    plan = make_plan(
+    return make_plan(
         target,
         draft,
         size,
@@ -130,12 +149,6 @@ def command_for(given: Mapping[str, Any], size: BlockSize) -> Any:
         served_name=given["served_model_name"],
         extra=tuple(given["engine_arg"] or ()),
     )
-    if engine == "ray":
-        command = ray.render(plan, given["replica"])
-    else:
-        renderers = {"vllm": vllm, "sglang": sglang, "llama-server": llama_server}
-        command = renderers[engine].render(plan)
-    return replace(command, notes=(*plan.notes, *command.notes, *_keys(engine, given["replica"])))
 
 
 def _keys(engine: str, replica: str) -> tuple[str, ...]:

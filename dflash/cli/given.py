@@ -55,10 +55,15 @@ def _check(options: Mapping[str, Any], from_environment: bool) -> None:
         if not from_environment or size is None:
             raise
         from_options(GenerateConfig, {**options, "block_size": None})  # what else may be wrong
-        raise ConfigError(
-            f"{problem} (the block size comes from DFLASH_BLOCK_SIZE={size}: unset it, or overrule "
-            "it with --block-size)"
-        ) from None
+        raise blamed(problem, size) from None
+
+
+def blamed(problem: ConfigError, size: int | str) -> ConfigError:
+    """``problem`` with the environment variable that it comes from."""
+    return ConfigError(
+        f"{problem} (the block size comes from DFLASH_BLOCK_SIZE={size}: unset it, or overrule it "
+        "with --block-size)"
+    )
 
 
 def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -47,6 +47,19 @@ def test_draft_tokens_and_the_environment_say_the_block_size_too(
     assert _after(by_flag, "--speculative-num-draft-tokens") == "3"
 
 
+def test_a_block_of_the_environment_that_an_engine_cannot_have_is_named(
+    pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("serve", "--engine", "vllm", "--print")
+    monkeypatch.setenv("DFLASH_BLOCK_SIZE", "1")
+    refused = run(*flags, *pair)
+    assert refused.code == 2
+    assert "DFLASH_BLOCK_SIZE=1" in refused.err
+    by_flag = run(*flags, *pair, "--block-size", 1)
+    assert (by_flag.code, "DFLASH_BLOCK_SIZE" in by_flag.err) == (2, False)
+    assert run(*flags, *pair[:2], "--draft", "none").code == 0
+
+
 def _after(command: dict[str, Any], flag: str) -> str:
     argv: list[str] = command["argv"]
     return argv[argv.index(flag) + 1]
