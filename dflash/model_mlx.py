@@ -2,9 +2,12 @@
 
     model, tokenizer = load("path/or/hub-id")
     draft = load_draft("path/or/hub-id")
-    for response in stream_generate(model, draft, tokenizer, "Why is the sky blue?"):
+    messages = [{"role": "user", "content": "Why is the sky blue?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    for response in stream_generate(model, draft, tokenizer, prompt):
         print(response.text, end="")
 
+A prompt that is text is taken as it stands, as upstream does: no chat template is put around it.
 ``load`` returns a named pair, so that ``.tokenizer`` works beside the two names above. The target
 is a model of mlx-lm and is never altered. There is no loop in this file: ``dflash.core`` has it.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,6 +177,11 @@ def stream_generate(
 ) -> Iterator[GenerationResponse]:
     """One response a round; the last has ``finish_reason``.
 
+    A text is encoded as it stands, without a chat template, as upstream does. For a chat model:
+
+        messages = [{"role": "user", "content": "Why is the sky blue?"}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+
     ``model`` may be the pair that ``load`` returns. ``sampler`` takes log-probabilities [n, V] to
     ids [n], as mlx-lm's do, and then decides alone: drafts are kept where they equal its choice.
     Larger blocks than the draft's are clamped. ``mx.random.seed`` repeats a sampled text. The
@@ -246,6 +254,8 @@ def _wrap(model: Any, tokenizer: Any = None) -> LoadedTarget:
 
 def _ids(prompt: Any, tokenizer: ModelTokenizer) -> list[int]:
     """Token ids; a text is encoded as it stands, behind the begin-of-text token it lacks."""
+    if isinstance(prompt, Mapping):  # what transformers' tokenizers make of messages
+        prompt = prompt["input_ids"]
     if not isinstance(prompt, str):
         return [int(i) for i in (prompt.tolist() if hasattr(prompt, "tolist") else prompt)]
     bos = getattr(tokenizer, "bos_token", None)

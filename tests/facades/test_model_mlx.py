@@ -64,6 +64,23 @@ def test_every_form_of_a_call_gives_the_text_of_mlx_lm(pair: Any, draft: Any) ->
     assert ids(greedy) == wanted
 
 
+def test_messages_go_through_the_template_only_where_the_caller_sends_them(
+    pair: Any, draft: Any
+) -> None:
+    model, tokenizer = pair
+    messages = [{"role": "user", "content": "hi"}]
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    wanted = tokenizer.encode("<user>hi<assistant>", add_special_tokens=False)
+    for one in (tokenizer, tokenizer._tokenizer):  # mlx-lm's gives ids, transformers' a mapping
+        prompt = one.apply_chat_template(
+            messages, add_generation_prompt=True, chat_template=template
+        )
+        first = next(stream_generate(model, draft, tokenizer, prompt, max_tokens=2))
+        assert first.prompt_tokens == len(wanted)
+    bare = next(stream_generate(model, draft, tokenizer, "hi", max_tokens=2))
+    assert bare.prompt_tokens == 2
+
+
 def test_responses_have_upstreams_fields(pair: Any, draft: Any) -> None:
     model, tokenizer = pair
     found = list(stream_generate(model, draft, tokenizer, [5, 9, 33], block_size=4, max_tokens=9))
