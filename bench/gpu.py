@@ -7,7 +7,8 @@ A random target of the asked size and a random draft of five layers, so nothing 
 target is built to say token t + 1 after token t by a wide margin (its head is its embedding moved
 on by a row, and its layers whisper), so that a script can say how many of a block's drafts are
 right: the draft runs in full, and its proposals are replaced on the device. Bounds are the bytes of
-target and draft read once at the measured bandwidth.
+target and draft read once at the measured bandwidth. Where CUDA graphs replay the passes, the same
+rounds are measured without them as well.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ def make_pair(flags: Namespace) -> Any:
     import torch
 
     from dflash.backends.torch.dflash import DFlashDraftModel
+    from dflash.backends.torch.draft_fused import fuse_draft
     from dflash.backends.torch.draft_load import LoadedDraft, make_tables
     from dflash.backends.torch.load import take_target
     from dflash.backends.torch.pair import TorchPair
@@ -182,8 +184,9 @@ def make_pair(flags: Namespace) -> Any:
     with torch.no_grad():
         for weight in draft.parameters():
             weight.normal_(0.0, weight.shape[-1] ** -0.5) if weight.dim() > 1 else weight.fill_(1.0)
+    fuse_draft(draft)
     beside = LoadedDraft(draft, make_tables(spec, target, {}), "random draft")
-    pair = TorchPair(target, beside)
+    pair = TorchPair(target, beside).replay(not flags.no_cuda_graphs)
     pair.tokenizer = ModelTokenizer(NoText())
     return pair
 
@@ -206,7 +209,7 @@ def run(pair: Any, block: int, right: int, flags: Namespace) -> tuple[float, flo
     return sum(made) / len(made), median(spent)
 
 
-def transformers_ms(pair: Any, flags: Namespace) -> float | None:
+def transformers_ms(pair: Any, flags: Namespace) -> float:
     """Milliseconds a token of transformers' generate on the same model and context."""
     import torch
 
@@ -232,26 +235,40 @@ def transformers_ms(pair: Any, flags: Namespace) -> float | None:
     return (spend(2 + flags.rounds) - spend(2)) / flags.rounds
 
 
-def measure(flags: Namespace) -> tuple[list[Line], dict[str, float]]:
-    """All ways, plain decoding first."""
+def measure(flags: Namespace) -> tuple[list[Line], dict[str, Any]]:
+    """All ways, plain decoding first; without CUDA graphs too, where there are any."""
     pair = make_pair(flags)
-    sizes, top = pair.memory(), ceilings(pair)
-    read = 1e3 / top.bytes_per_second
+    top, replayed = ceilings(pair), pair.replayed()
+    lines = ours(pair, flags, top.bytes_per_second)
+    step = lines[0].round_ms
+    if not replayed.startswith("off"):
+        pair.replay(False)
+        lines += ours(pair, flags, top.bytes_per_second, ", no graphs", step)
+    theirs = transformers_ms(pair, flags)
+    lines.append(Line("transformers generate, our layers", 1.0, theirs, None, step / theirs))
+    made = {"bytes_per_second": top.bytes_per_second, "flops_per_second": top.flops_per_second}
+    return lines, {**made, "cuda_graphs": replayed}
+
+
+def ours(
+    pair: Any, flags: Namespace, speed: float, more: str = "", plain: float | None = None
+) -> list[Line]:
+    """Plain decoding and the scripts; ``plain`` milliseconds a step are what 1.00 means, None =
+    those of the first line. ``speed`` is the device's bytes a second, ``more`` is for the names."""
+    sizes, read = pair.memory(), 1e3 / speed
     for block, right in ((1, 0), (8, 2)):
         run(pair, block, right, flags)  # warm-up
     _, step = run(pair, 1, 0, flags)
-    lines = [Line("plain", 1.0, step, sizes["target"] * read, 1.0)]
+    plain = step if plain is None else plain
+    lines = [Line(f"plain{more}", 1.0, step, sizes["target"] * read, plain / step)]
     both = (sizes["target"] + sizes["draft"]) * read
     for block, right in SCRIPTS:
         committed, spent = run(pair, block, right, flags)
         if abs(committed - right - 1) > 0.01:
             raise SystemExit(f"{committed} tokens a round were committed, {right + 1} by script")
-        name = f"block {block}, {right} right"
-        lines.append(Line(name, committed, spent, both, committed * step / spent))
-    theirs = transformers_ms(pair, flags)
-    lines.append(Line("transformers generate, our layers", 1.0, theirs, None, step / theirs))
-    made = {"bytes_per_second": top.bytes_per_second, "flops_per_second": top.flops_per_second}
-    return lines, made
+        name = f"block {block}, {right} right{more}"
+        lines.append(Line(name, committed, spent, both, committed * plain / spent))
+    return lines
 
 
 def table_of(lines: Sequence[Line]) -> str:
@@ -279,10 +296,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--no-cuda-graphs", action="store_true", help="do not try them")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     lines, top = measure(flags)
-    print(table_of(lines))
+    print(f"{table_of(lines)}\n\ncuda graphs: {top['cuda_graphs']}")
     found = [{**asdict(line), "efficiency": line.efficiency} for line in lines]
     out = flags.out or Path("runs/gpu.json")
     record.write(out, {"conditions": before, "ceilings": top, "lines": found})

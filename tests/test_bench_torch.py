@@ -14,8 +14,11 @@ import dflash  # noqa: E402 - after the check for torch
 from bench import demo, gpu, identical, long_context, profile, walks, weights  # noqa: E402 - after the check for torch
 from bench.arms import plain_transformers, transformers_arm  # noqa: E402
 from bench.sets import Prompt  # noqa: E402
+from dflash.backends.torch import pair as pair_module  # noqa: E402
+from dflash.backends.torch.graph_check import open_graphs  # noqa: E402
 from dflash.backends.torch.load import load_target  # noqa: E402
 from dflash.bench import roofline  # noqa: E402
+from tests.backends.tape import Tape  # noqa: E402
 from tests.backends.tiny import (  # noqa: E402
     reference_generate,
     save_target,
@@ -147,6 +150,11 @@ def test_a_target_made_on_the_spot_counts_and_its_draft_follows_the_script(
     lines = json.loads(out.read_text())["lines"]
     assert [line["committed"] for line in lines] == [1, 1, 3, 5, 7, 13, 1]
     assert all(line["round_ms"] > 0 and line["efficiency"] > 0 for line in lines)
+    monkeypatch.setattr(pair_module, "open_graphs", lambda *two: open_graphs(*two, Tape()))
+    gpu.main([*where, "--rounds", "1", "--context", "24", "--out", str(out)])
+    written = json.loads(out.read_text())
+    assert [line["committed"] for line in written["lines"]] == [*[1, 1, 3, 5, 7, 13] * 2, 1]
+    assert written["ceilings"]["cuda_graphs"] == "target and draft"
 
 
 def test_walks_over_a_text_are_what_generation_accepts(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dflash.backends.torch import graphs as graphs_module
+from dflash.backends.torch import pair as pair_module
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.draft_load import LoadedDraft, load_draft
 from dflash.backends.torch.features import Taps
@@ -24,8 +25,10 @@ from dflash.backends.torch.graph_target import GraphForward, make_forward
 from dflash.backends.torch.graphs import Graphs, Memory, Pass
 from dflash.backends.torch.load import LoadedTarget, take_target
 from dflash.backends.torch.pair import TorchPair
+from dflash.backends.torch.probe import TorchProbe
 from dflash.backends.torch.upload import upload
-from dflash.core.types import Request, Verdict
+from dflash.core.types import PLAIN, Request, Verdict
+from dflash.errors import OutOfMemory
 from tests.drafts.configs import CONV_AND_SELECTOR
 from tests.facades.drafts import save_draft
 
@@ -345,3 +348,44 @@ def test_a_memory_is_clean_behind_what_was_written() -> None:
     memory.wrote(9)
     memory.clean(6)
     assert tensor[:, :, :, :6].isnan().all() and not tensor[:, :, :, 6:].any()
+
+
+def test_a_pair_says_what_is_replayed_and_warns_of_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of(dtype=torch.float32)
+    pair = TorchPair(target, draft_for(target, tmp_path, pack=True))
+    monkeypatch.setattr(pair_module, "open_graphs", lambda *two: open_graphs(*two, Tape()))
+    assert pair.replay().runs_on()["cuda_graphs"] == "target and draft"
+    assert [finding.message for finding in TorchProbe(pair).findings()] == ["target and draft"]
+    assert pair.replay(False).replayed() == "off: switched off" and not pair.warnings
+    monkeypatch.setattr(pair_module, "open_graphs", lambda *two: open_graphs(*two, refuses))
+    assert pair.replay().replayed().startswith("off: operation not permitted")
+    (warning,) = pair.warnings
+    assert warning.startswith("CUDA graphs are off: operation not permitted")
+    pair.close()
+
+
+def test_memory_that_waits_to_be_used_again_makes_room_for_a_new_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = TorchPair(target_of(dtype=torch.float32))
+    pair._graphs = Graphs(Tape())
+    session = pair.open_target(64)
+    list(session.prefill(Request(ids(9), 20), 0))
+    session.verify(PLAIN)
+    session.close()
+    assert pair._graphs.bytes()
+    asked = list[str]()
+
+    def require(what: str, *_: Any) -> None:
+        asked.append(what)
+        if len(asked) == 1:
+            raise OutOfMemory("full")
+
+    monkeypatch.setattr(pair_module, "require", require)
+    pair.open_target(128)
+    assert len(asked) == 2 and not pair._graphs.bytes()
+    asked.clear()
+    with pytest.raises(OutOfMemory):
+        pair.open_target(128)

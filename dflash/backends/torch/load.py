@@ -284,7 +284,9 @@ def pick_device(device: str | None) -> torch.device:
         "mps": torch.backends.mps.is_available(),
     }
     if not available.get(chosen.type, False):
-        raise ConfigError(f"device {device!r} is not available here. Use --device cpu")
+        build = chosen.type == "cuda" and torch.version.cuda is None
+        why = f" (torch {torch.__version__} was built without CUDA)" if build else ""
+        raise ConfigError(f"device {device!r} is not available here{why}. Use --device cpu")
     return chosen
 
 

@@ -61,7 +61,7 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         """Let passes of a few rows be replayed where the device can: tried out here, and a note
         where that fails."""
         if not wanted:
-            self._why_direct = "switched off"
+            self._graphs, self._why_direct = None, "switched off"
             return self
         self._graphs, self._why_direct = open_graphs(self.target, self._draft)
         if self._why_direct:
@@ -110,7 +110,8 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
     def replayed(self) -> str:
         """What CUDA graphs replay, or why they replay nothing: "off: ..."."""
         if self._graphs is None or self._graphs.off:
-            return f"off: {self._why_direct if self._graphs is None else self._graphs.off}"
+            why = self._why_direct if self._graphs is None else self._graphs.off
+            return f"off: {why or 'nothing asked for them'}"
         target = bool(self.target.fused.layers)
         draft = self._draft is not None and self._draft.replayable
         named = [name for name, is_so in (("target", target), ("draft", draft)) if is_so]

@@ -15,6 +15,7 @@ from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.dflash import DFlashDraftModel, RMSNorm, make_rotary
 from dflash.backends.torch.forward import make_forward
 from dflash.backends.torch.pair import TorchPair
+from dflash.doctor.static import Finding
 from dflash.drafts.spec import DraftSpec
 from dflash.model_probe import ModelProbe
 
@@ -46,6 +47,12 @@ class TorchProbe(ModelProbe[TorchPair]):
             row = forward(prefix[-1:], cache, 1)[-1]
         found: NDArray[np.float32] = row.float().cpu().numpy()
         return found
+
+    def findings(self) -> list[Finding]:
+        """With what is replayed, on devices that could."""
+        said = self._pair.runs_on().get("cuda_graphs")
+        replayed = [] if said is None else [Finding("note", "cuda graphs", said)]
+        return [*super().findings(), *replayed]
 
     def variant(self, **changes: Any) -> TorchPair:
         """The same weights under ``replace(spec, **changes)``."""
