@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from threading import RLock
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dflash import blocks
+from dflash.closing import Closing
 from dflash.config import GenerateConfig, LoadConfig, draft_names, from_options, path_name
 from dflash.core.decode import decode
 from dflash.core.policy import State
@@ -71,7 +71,7 @@ def load(
     return Engine(pair, file_of(pair) if config.profile else None)
 
 
-class Engine:
+class Engine(Closing):
     """A loaded pair that generates text. Use as a context manager, or call ``close``."""
 
     def __init__(self, pair: Pair, profile_file: ProfileFile | None = None) -> None:
@@ -165,19 +165,6 @@ class Engine:
             self._closed = True
             self._sessions.close()
             self.pair.close()
-
-    def __enter__(self) -> Self:
-        """The engine itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from dflash import llama_lines as lines
 from dflash.checks import at_least, switch
+from dflash.closing import Closing
 from dflash.config import MTP, NGRAM, NO_DRAFT, path_name
 from dflash.engine import Engine, load
 from dflash.errors import ConfigError
@@ -47,7 +47,7 @@ SAMPLING = {  # their name -> ours
 LARGEST = 2**30  # tokens; as far as the context goes
 
 
-class Llama:
+class Llama(Closing):
     """A GGUF model with, perhaps, a draft. Use as a context manager, or call ``close``."""
 
     def __init__(
@@ -168,19 +168,6 @@ class Llama:
     def close(self) -> None:
         """Free everything, sessions before weights; idempotent."""
         self._engine.close()
-
-    def __enter__(self) -> Self:
-        """This object."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     def _run(self, prompt: Any, *, chat: bool, options: Mapping[str, Any]) -> Iterator[Chunk]:
         asked = _sampling(options)

@@ -16,9 +16,9 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from dflash.closing import Closing
 from dflash.config import NO_DRAFT, GenerateConfig, split_draft
 from dflash.core.policy import State
 from dflash.core.protocols import Pair
@@ -187,7 +187,7 @@ class SpeculativeStats:
         return {**asdict(self), **rates}
 
 
-class SpeculativeDecoder:
+class SpeculativeDecoder(Closing):
     """A target and its draft, generating under a SpeculativeConfig. One text at a time."""
 
     def __init__(self, target: Any, draft: Any = None, config: SpeculativeConfig | None = None):
@@ -254,19 +254,6 @@ class SpeculativeDecoder:
         """Free what this decoder loaded; idempotent."""
         if self._owned:
             self._engine.close()
-
-    def __enter__(self) -> Self:
-        """The decoder itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def _engine(target: Any, draft: Any) -> Engine:

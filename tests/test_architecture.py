@@ -19,6 +19,7 @@ LAYERS = {
     "dflash.env": 0,
     "dflash.registry": 0,
     "dflash.checks": 1,
+    "dflash.closing": 1,
     "dflash.gguf_file": 1,
     "dflash.gguf_target": 4,
     "dflash.gguf_options": 1,
