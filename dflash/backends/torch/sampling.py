@@ -99,7 +99,9 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     one with its place.
     """
     rows, size = logits.shape
-    stretches = F.pad(logits, (0, -size % STRETCH), value=-torch.inf).view(rows, -1, STRETCH)
+    if over := size % STRETCH:
+        logits = F.pad(logits, (0, STRETCH - over), value=-torch.inf)
+    stretches = logits.reshape(rows, -1, STRETCH)
     best, which = stretches.amax(dim=-1).max(dim=-1)
     found = stretches[torch.arange(rows), which].max(dim=-1).indices
     return best, which * STRETCH + found

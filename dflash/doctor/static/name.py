@@ -36,11 +36,9 @@ def check_name(spec: DraftSpec, target: TargetFacts, _: Choice) -> Iterator[Find
 
 def tokenizer_digest(vocabulary: Mapping[str, int]) -> str:
     """SHA-256 over the tokens in order of their ids: equal ids, equal meanings."""
-    ordered = sorted(vocabulary.items(), key=lambda entry: entry[1])
-    digest = hashlib.sha256()
-    for token, number in ordered:
-        digest.update(f"{number}\t{token}\n".encode())
-    return digest.hexdigest()
+    ordered = sorted(vocabulary, key=vocabulary.__getitem__)
+    lines = (f"{vocabulary[token]}\t{token}\n" for token in ordered)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _hub_id(name: str) -> bool:
