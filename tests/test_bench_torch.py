@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import dflash  # noqa: E402 - after the check for torch
-from bench import demo, gpu, identical, long_context, profile, walks, weights  # noqa: E402 - after the check for torch
+from bench import demo, gpu, identical, long_context, profile, vocabulary, walks, weights  # noqa: E402 - after the check for torch
 from bench.arms import plain_transformers, transformers_arm  # noqa: E402
 from bench.sets import Prompt  # noqa: E402
 from dflash.backends.torch import pair as pair_module  # noqa: E402
@@ -194,3 +194,27 @@ def test_texts_made_side_by_side_are_each_prompts_own(folder: Path) -> None:
     for row in made:
         assert row["text"] == reference_generate(model, row["prompt"], 12, eos={0})
     assert len(made[0]["prompt"]) != len(made[1]["prompt"])
+
+
+def test_a_draft_with_few_tokens_says_only_these_and_changes_no_text(
+    pair: list[str], folder: Path, tmp_path: Path
+) -> None:
+    asks = {"role": "user", "content": "a b"}
+    texts = [word * 5 for word in ("abc", "xyz", "hello world")]
+    turns = [[asks, {"role": "assistant", "content": text}] for text in texts]
+    data = tmp_path / "text.jsonl"
+    data.write_text("\n".join(json.dumps({"messages": turn}) for turn in turns))
+    few, asked = tmp_path / "few", ["--data", str(data), "--size", "6"]
+    vocabulary.main([*pair, *asked, "--to", str(few)])
+    options = {"max_tokens": 24, "ignore_eos": True, "reuse": False}
+    with dflash.load(str(folder), str(few), profile=False) as engine:
+        plain = engine.generate(PROMPT, block_size=1, **options)
+        assert engine.generate(PROMPT, block_size=4, **options).token_ids == plain.token_ids
+        loaded: Any = engine.pair
+        ids = loaded.draft.tables.target_ids
+        assert len(ids) == 6
+        hidden = torch.randn(2, 64)
+        head = load_target(str(folder), pack=False).head.weight[ids].bfloat16().float()
+        torch.testing.assert_close(
+            loaded.draft.tables.head(hidden).float(), hidden @ head.T, atol=0.1, rtol=0.02
+        )

@@ -41,4 +41,4 @@ def draft_logits(spec: DraftSpec, tables: Tables, hidden: Tensor) -> Tensor:
         return logits
     width = max(spec.vocab_size, tables.embed.shape[0])  # padded rows too
     full = logits.new_full((logits.shape[0], width), -torch.inf)
-    return full.index_copy(1, ids, logits)
+    return full.index_copy_(1, ids, logits)
