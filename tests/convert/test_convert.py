@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dflash import registry
 from dflash.convert import convert, hf
 from dflash.convert.folder import read_files
 from dflash.convert.tensor import Tensor
@@ -324,6 +325,24 @@ def test_kinds_and_layouts_that_do_not_go_together_are_refused(tmp_path: Path) -
     v1 = save(tmp_path / "v1", config(), v1_tensors())
     with pytest.raises(CheckpointError, match="EAGLE layout is for"):
         convert(v1, "eagle", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_the_mlx_backend_computes_from_an_mlx_folder_what_torch_does(
+    kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("mlx.core")
+    made = {"dflash": (config(), v1_tensors()), "eagle3": (eagle_config(), eagle_tensors())}
+    source = save(tmp_path / "source", *made[kind])
+    convert(source, "mlx", tmp_path / "out")
+    taps, rows = len(read_spec(source).taps), np.random.default_rng(3)
+    features = rows.standard_normal((9, taps * HIDDEN)).astype(np.float32)
+    block = rows.standard_normal((8, HIDDEN)).astype(np.float32)
+    ours, theirs = (
+        registry.DRAFT_RUNNERS.load(name).hidden_states(folder, features, block)
+        for name, folder in (("mlx", tmp_path / "out"), ("torch", source))
+    )
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
 def test_a_folder_with_something_in_it_is_not_written_into(tmp_path: Path) -> None:
