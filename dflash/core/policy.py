@@ -60,6 +60,7 @@ _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
+_FIRST = 3  # rows of the first block of a pair
 _REFRESH = 24  # rounds between two measurements of a plain step, at break-even
 
 Options = Mapping[tuple[int, int], float]  # (draft, rows) -> speed; plain decoding is 1
@@ -90,7 +91,7 @@ class Adaptive:
         self._costs = self._profile.costs
         self._survival: dict[tuple[int, int], Survival] = {}
         self._worth = self._debt = 0.0  # ns: of plain decoding so far; lost on drafts so far
-        self._loan: float | None = None  # plain steps
+        self._loan = _LOAN  # plain steps
         self._rounds = self._plain_run = self._stale = 0
         self._patience, self._again = _PATIENCE, False
         self._outlook = Outlook(0)  # of the draft last chosen
@@ -104,7 +105,7 @@ class Adaptive:
         if not able or not self._costs.knows(0, 0):
             return Plan()  # the first step of a pair measures plain decoding
         new = [(draft, rows) for draft, rows in able.items() if not self._costs.sizes(draft)]
-        draft, rows = new[0] if new else self._best(able, outlooks)
+        draft, rows = (new[0][0], min(_FIRST, new[0][1])) if new else self._best(able, outlooks)
         if rows == 0:
             return Plan()
         self._outlook = outlooks[draft]
@@ -128,13 +129,12 @@ class Adaptive:
             self.state = State.DONE
 
     def _best(self, able: Mapping[int, int], outlooks: Sequence[Outlook]) -> tuple[int, int]:
-        if self._loan is None:
-            usual = {d: self._profile.usual(d, outlooks[d].grade) for d in able}
-            speed = max(self._speeds(able, usual).values())
-            self._loan = min(_MOST_LOAN, _LOAN + _TRUST * max(0.0, speed - 1))
-        now = {draft: self._survival_of(draft, outlooks[draft].grade) for draft in able}
+        now = {draft: self._survival_of(draft, outlooks[draft]) for draft in able}
+        speeds = {**self._speeds(able, now), **self._tree_speeds(able, outlooks)}
+        promise = max(0.0, max(speeds.values()) - 1)
+        self._loan = max(self._loan, min(_MOST_LOAN, _LOAN + _TRUST * promise))
         room = {draft: self._room(outlooks[draft]) for draft in able}
-        options = {**self._speeds(able, now, room), **self._tree_speeds(able, outlooks, room)}
+        options = {key: s for key, s in speeds.items() if self._costs.cost(*key) <= room[key[0]]}
         if not options:  # the books allow nothing
             self._fall_back("drafts that failed have taken as much time as they may")
             return 0, 0
@@ -163,34 +163,23 @@ class Adaptive:
             return self._again
         return self._plain_run >= self._patience * loss / min(1.0, hope)
 
-    def _speeds(
-        self,
-        able: Mapping[int, int],
-        survival: Mapping[int, Survival],
-        room: Mapping[int, float] | None = None,
-    ) -> Options:
+    def _speeds(self, able: Mapping[int, int], survival: Mapping[int, Survival]) -> Options:
         speeds: dict[tuple[int, int], float] = {}
         for draft, most in able.items():
             gains, costs = survival[draft].committed(most), self._costs.curve(draft, most)
-            most_ns = room[draft] if room else float("inf")
             for rows in range(1, most + 1):
-                if costs[rows] <= most_ns:
-                    speeds[draft, rows] = gains[rows] * costs[0] / costs[rows]
+                speeds[draft, rows] = gains[rows] * costs[0] / costs[rows]
         return speeds
 
-    def _tree_speeds(
-        self, able: Mapping[int, int], outlooks: Sequence[Outlook], room: Mapping[int, float]
-    ) -> Options:
+    def _tree_speeds(self, able: Mapping[int, int], outlooks: Sequence[Outlook]) -> Options:
         """The same for trees; rows that a chain has too are a chain's."""
         speeds: dict[tuple[int, int], float] = {}
         for draft, most in able.items():
-            survival = self._survival_of(draft, outlooks[draft].grade)
+            survival = self._survival_of(draft, outlooks[draft])
             for nodes in (n for n in self._trees if most < n <= outlooks[draft].tree):
-                cost = self._costs.cost(draft, nodes)
-                if cost <= room[draft]:
-                    more = self._profile.lift(draft).more(nodes)
-                    gain = survival.committed(most, more)[most]
-                    speeds[draft, nodes] = gain * self._costs.plain() / cost
+                more = self._profile.lift(draft).more(nodes)
+                gain = survival.committed(most, more)[most]
+                speeds[draft, nodes] = gain * self._costs.plain() / self._costs.cost(draft, nodes)
         return speeds
 
     def _untried(self, options: Options, best: float) -> tuple[int, int] | None:
@@ -203,19 +192,19 @@ class Adaptive:
 
     def _room(self, outlook: Outlook) -> float:
         """ns that a block may take so that the books stay in order if nothing of it is kept."""
-        loan = _LOSS * self._worth + (self._loan or 0.0) * self._costs.plain()
+        loan = _LOSS * self._worth + self._loan * self._costs.plain()
         return loan - self._debt + self._costs.plain() - self._late(outlook)
 
     def _learn(self, step: Step) -> None:
-        draft, grade, lag = step.plan.draft, self._outlook.grade, self._outlook.lag
+        draft, lag = step.plan.draft, self._outlook.lag
         kept, judged = len(step.verdict.path), min(step.verdict.drafted, step.plan.depth)
-        survival, more = self._survival_of(draft, grade), 0.0
+        survival, more = self._survival_of(draft, self._outlook), 0.0
         if step.plan.is_tree and step.verdict.drafted > judged:
             lift = self._profile.lift(draft)
             more = lift.more(step.verdict.drafted)
             lift.add(survival.chances(judged), kept, step.verdict.drafted)
         survival.add(judged, kept, more)
-        self._profile.usual(draft, grade).add(judged, kept, more)
+        self._usual_of(draft, self._outlook).add(judged, kept, more)
         if self.state is State.FALLBACK:
             self._again = kept > 0
             self._patience = _PATIENCE if kept else min(2 * self._patience, _MOST_PATIENCE)
@@ -237,9 +226,12 @@ class Adaptive:
         """Cost of catching up, beyond what every round has of it."""
         return self._catch_up * outlook.lag if outlook.lag > self._most + 1 else 0.0
 
-    def _survival_of(self, draft: int, grade: int) -> Survival:
-        key = (draft, grade)
+    def _usual_of(self, draft: int, outlook: Outlook) -> Survival:
+        return self._profile.usual(draft, outlook.grade, outlook.prior)
+
+    def _survival_of(self, draft: int, outlook: Outlook) -> Survival:
+        key = (draft, outlook.grade)
         if key not in self._survival:
-            usual = self._profile.usual(draft, grade)
+            usual = self._usual_of(draft, outlook)
             self._survival[key] = Survival(usual.chances(max(1, self._most)))
         return self._survival[key]

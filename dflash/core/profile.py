@@ -66,7 +66,8 @@ class CostCurve:
     def _drawn(self, draft: int, most: int) -> list[float]:
         """Lines through the sizes measured, rising: fewer rows never cost more than more rows.
 
-        What says otherwise was a disturbance. Past the last size the last line goes on.
+        What says otherwise was a disturbance. Past the last size the last line goes on at half its
+        slope: a guess that is too good is tried and found out, one that is too bad never is.
         """
         plain, points = self.plain(), self._points[draft]
         sizes = sorted(points)
@@ -80,7 +81,7 @@ class CostCurve:
             start = curve[low]
             curve += [start + slope * step for step in range(1, rows - low + 1)]
             low = rows
-        return curve + [curve[low] + slope * step for step in range(1, most - low + 1)]
+        return curve + [curve[low] + slope / 2 * step for step in range(1, most - low + 1)]
 
     def to_json(self) -> list[list[float]]:
         """Rows of (draft, rows, ns)."""
@@ -205,11 +206,12 @@ class Profile:
         self._usual: dict[tuple[int, int], Survival] = {}
         self._lifts: dict[int, Lift] = {}
 
-    def usual(self, draft: int, grade: int) -> Survival:
-        """The average of all requests; slow to forget."""
+    def usual(self, draft: int, grade: int, prior: Sequence[float] = ()) -> Survival:
+        """The average of all requests; slow to forget. ``prior`` is what the method itself knows,
+        for a beginning."""
         key = (draft, grade)
         if key not in self._usual:
-            self._usual[key] = Survival(self._prior, weight=10.0, fade=0.99)
+            self._usual[key] = Survival(prior or self._prior, weight=10.0, fade=0.99)
         return self._usual[key]
 
     def lift(self, draft: int) -> Lift:

@@ -105,6 +105,7 @@ class Outlook:
     grade: int = 0  # confidence bucket: which survival curve applies
     lag: int = 0  # context rows to catch up first
     tree: int = 0  # most nodes of a tree; 0 = this draft proposes chains only
+    prior: tuple[float, ...] = ()  # usual chance of a draft by place, if the method knows one
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from dflash.core.protocols import Policy
 from dflash.core.types import Finish, Outlook, Plan, Step, Verdict
+from dflash.drafts.ngram import GRADES, USUAL
 
 Chances = Callable[[int, int], float]
 """(token of the output, place in the block) -> chance that the draft is right there."""
+Ables = Callable[[int], tuple[int, int]]
+"""token of the output -> (deepest proposal, grade); None stands for the block at every token."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,13 @@ MACHINES = {
     ),
     "a GPU": Machine([(1, 1.0), (16, 1.1), (33, 1.15)], 0.12, 0.001, 0.02),
 }
+# Drafts looked up, so for nothing; eight bits on llama.cpp, where two rows cost two single ones.
+LOOKED_UP = {
+    "two cores, packed": replace(MACHINES["two cores, packed"], draft=0.0, catch_up=0.0),
+    "eight bits on a CPU": Machine(
+        [(1, 1.0), (2, 1.9), (4, 2.75), (6, 3.4), (8, 3.95), (16, 6.3)], 0.0, 0.0
+    ),
+}
 
 
 def steady(*chances: float) -> Chances:
@@ -76,6 +86,22 @@ TEXTS = {
 }
 
 
+COPIED, OWN = 60, 15  # tokens
+
+
+def copying(token: int, _: int = 0) -> float:
+    """Own words and copied passages in turn: the chance that a look-up is right."""
+    return 0.97 if token % (OWN + COPIED) >= OWN else 0.1
+
+
+def looked_up(token: int) -> tuple[int, int]:
+    """Two tokens into a passage a match is found, a longer one further on; by chance elsewhere."""
+    inside = token % (OWN + COPIED) - OWN
+    if inside >= 2:
+        return 15, sum(inside >= length for length in GRADES)
+    return (15, 0) if token % 9 == 4 else (0, 0)
+
+
 @dataclass
 class Simulation:
     """Requests played on a machine; time passes only here."""
@@ -85,6 +111,7 @@ class Simulation:
     block_size: int = 8
     seed: int = 0
     lift: float = 0.0  # of what a chain misses at a place, what a large tree catches
+    able: Ables | None = None
     lag: int = field(default=0, init=False)
 
     def run(self, make: Callable[[], Policy], requests: int, tokens: int) -> float:
@@ -100,7 +127,7 @@ class Simulation:
         luck = [[rng.random() for _ in range(16)] for _ in range(tokens + 16)]
         said, total, self.lag = 1, 0.0, 20
         while said < tokens:
-            outlook = Outlook(self.block_size - 1, lag=self.lag, tree=64)
+            outlook = self._outlook(said)
             plan = policy.plan(tokens - said - 1, [outlook])
             assert plan.depth <= tokens - said - 1
             accepted = 0
@@ -119,6 +146,12 @@ class Simulation:
                 self._step(plan, accepted, self.machine.disturbed(cost, rng), said < tokens)
             )
         return total
+
+    def _outlook(self, said: int) -> Outlook:
+        if self.able is None:
+            return Outlook(self.block_size - 1, lag=self.lag, tree=64)
+        most, grade = self.able(said)
+        return Outlook(min(most, self.block_size - 1), grade, prior=USUAL[grade])
 
     def _step(self, plan: Plan, accepted: int, cost: float, more: bool) -> Step:
         verdict: Verdict[object] = Verdict(

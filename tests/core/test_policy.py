@@ -15,7 +15,17 @@ from dflash.core.decode import decode
 from dflash.core.policy import Adaptive, Fixed, Off, State
 from dflash.core.profile import Profile, Survival
 from dflash.core.types import Finish, Outlook, Plan, Request, Step, Verdict
-from tests.core.machines import MACHINES, TEXTS, Machine, Simulation, changing, steady
+from tests.core.machines import (
+    LOOKED_UP,
+    MACHINES,
+    TEXTS,
+    Machine,
+    Simulation,
+    changing,
+    copying,
+    looked_up,
+    steady,
+)
 from tests.core.toys import ANYTHING, plain, scripted, tokens_of
 
 REQUESTS, TOKENS = 30, 128
@@ -74,6 +84,28 @@ def test_it_is_near_the_best_fixed_block_and_never_slower_than_plain(
     found = auto(simulation)
     assert found <= 1.05 * min(fixed.values())
     assert found <= 1.03 * fixed[1]
+
+
+@pytest.mark.parametrize("machine", LOOKED_UP.values(), ids=LOOKED_UP)
+@pytest.mark.parametrize("tokens", [96, 320])
+def test_copied_passages_are_found_in_long_blocks_where_short_ones_do_not_pay(
+    machine: Machine, tokens: int
+) -> None:
+    """On llama.cpp two rows cost two plain steps: what a match is worth has to be known."""
+    simulation = Simulation(machine, copying, 16, able=looked_up)
+    best = min(simulation.run(lambda s=s: Fixed(s), 8, tokens) for s in (1, 2, 4, 8, 16))
+    profile = Profile()
+    assert simulation.run(lambda: Adaptive(16, profile), 8, tokens) <= 1.0 * best
+    assert simulation.run(lambda: Adaptive(16, Profile()), 8, tokens) <= 1.05 * best
+
+
+@pytest.mark.parametrize("machine", LOOKED_UP.values(), ids=LOOKED_UP)
+def test_matches_that_are_never_right_cost_next_to_nothing(machine: Machine) -> None:
+    simulation = Simulation(
+        machine, steady(0.0), 16, able=lambda token: (0 if token % 3 else 15, 0)
+    )
+    profile = Profile()
+    assert simulation.run(lambda: Adaptive(16, profile), 20, 96) <= 1.03
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
@@ -156,12 +188,14 @@ class TestSteps:
             profile.costs.add(0, rows, ns)
         return Adaptive(8, profile)
 
-    def test_the_first_round_of_a_pair_measures_a_plain_step_and_the_second_a_block(self) -> None:
+    def test_the_first_round_of_a_pair_measures_a_plain_step_and_the_second_a_short_block(
+        self,
+    ) -> None:
         policy = Adaptive(8)
         assert policy.state is State.PREFILL
         assert policy.plan(99, [Outlook(7)]) == Plan()
         policy.observe(played(Plan(), 0))
-        assert policy.plan(99, [Outlook(7)]) == Plan(0, 7, 7)
+        assert policy.plan(99, [Outlook(7)]) == Plan(0, 3, 3)
 
     def test_a_second_request_of_the_pair_starts_speculating(self) -> None:
         policy = self.ready()

@@ -23,8 +23,8 @@ class TestCosts:
     def test_between_two_sizes_it_is_a_straight_line(self) -> None:
         assert curve((0, 10), (2, 20), (6, 40)).curve(0, 6) == [10, 15, 20, 25, 30, 35, 40]
 
-    def test_past_the_last_size_the_last_line_goes_on(self) -> None:
-        assert curve((0, 10), (2, 20), (4, 24)).cost(0, 8) == pytest.approx(32)
+    def test_past_the_last_size_the_last_line_goes_on_at_half_its_slope(self) -> None:
+        assert curve((0, 10), (2, 20), (4, 24)).cost(0, 8) == pytest.approx(28)
 
     def test_one_size_beside_the_plain_step_is_enough(self) -> None:
         assert curve((0, 10), (4, 18)).cost(0, 2) == pytest.approx(14)
