@@ -30,15 +30,18 @@ ROWS = 8192  # of the reduced head
 
 
 class Native:
-    """Seconds inside llama.cpp's decode, while it is watched."""
+    """Seconds inside llama.cpp, making contexts and decoding, while it is watched."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._call = Context._call
+        self._init = Context.__init__
 
     def __enter__(self) -> Native:
-        def timed(context: Context, batch: Any, *places: int) -> None:
+        def make(context: Context, *arguments: Any, **named: Any) -> None:
+            start = time.perf_counter()
+            self._init(context, *arguments, **named)  # a fresh answer makes its context anew
             inner = context._decode
+            self.seconds += time.perf_counter() - start
 
             def decode(*arguments: Any) -> int:
                 start = time.perf_counter()
@@ -47,16 +50,12 @@ class Native:
                 return status
 
             context._decode = decode
-            try:
-                self._call(context, batch, *places)
-            finally:
-                context._decode = inner
 
-        Context._call = timed  # type: ignore[method-assign]
+        Context.__init__ = make  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        Context._call = self._call  # type: ignore[method-assign]
+        Context.__init__ = self._init  # type: ignore[method-assign]
 
 
 def overhead(engine: Any, prompt: Sequence[int], tokens: int, size: Any) -> float:

@@ -186,13 +186,14 @@ class Engine(Closing):
         for index, (request, chosen) in enumerate(asked):
             if config.echo:
                 yield _echo(request, self.pair, index)
-            for chunk in self._chunks(request, chosen, config, fresh=not (config.reuse or index)):
+            for chunk in self._chunks(request, chosen, config, index):
                 if progress or chunk.token_ids or chunk.finish_reason is not None:
-                    yield replace(chunk, index=index)
+                    yield chunk
 
     def _chunks(
-        self, request: Request, chosen: blocks.Blocks, config: GenerateConfig, *, fresh: bool
+        self, request: Request, chosen: blocks.Blocks, config: GenerateConfig, index: int
     ) -> Iterator[Chunk]:
+        """The ``index``-th text; from the second on the prompt is in the cache."""
         recorder = Recorder(
             len(request.prompt),
             backend=self.pair.backend,
@@ -202,7 +203,7 @@ class Engine(Closing):
             drafts=draft_names(self.pair.draft_name),
         )
         reader = Reader(self.pair.tokenizer, config.stop, config.min_tokens)
-        with self._leased(request, fresh=fresh) as lease:
+        with self._leased(request, fresh=not (config.reuse or index)) as lease:
             recorder.cached, lease.length = lease.reuse, len(request.prompt)
             for step in self._steps(request, lease, chosen):
                 lease.length += len(step.tokens)
@@ -210,11 +211,11 @@ class Engine(Closing):
                 recorder.add(step)
                 if step.finish is not None:
                     break
-                yield replace(chunk, state=getattr(chosen.policy, "state", None))
+                yield replace(chunk, index=index, state=getattr(chosen.policy, "state", None))
         assert step.finish is not None, "the loop ends with a finish"
         stats = blocks.explained(self._measured(recorder.stats()), chosen)
         reason = step.finish.value
-        yield replace(chunk, finish_reason=reason, stats=stats, state=State.DONE)
+        yield replace(chunk, index=index, finish_reason=reason, stats=stats, state=State.DONE)
 
     def _measured(self, stats: Stats) -> Stats:
         """``stats`` with the speed against plain steps, as far as this pair's were timed."""

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "llama_free": ([c_void_p], None),
     "llama_decode": ([c_void_p, Batch], c_int32),
     "llama_encode": ([c_void_p, Batch], c_int32),
-    "llama_get_logits": ([c_void_p], POINTER(c_float)),
+    "llama_get_logits": ([c_void_p], c_void_p),
     "llama_get_memory": ([c_void_p], c_void_p),
     "llama_memory_seq_rm": ([c_void_p, c_int32, c_int32, c_int32], c_bool),
     "llama_memory_seq_pos_max": ([c_void_p, c_int32], c_int32),
@@ -79,14 +79,14 @@ STAGING: dict[str, tuple[str, list[Any], Any]] = {  # our name -> C++ symbol; ma
     "get_layer_input": (
         "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
         [c_void_p, c_uint32],
-        POINTER(c_float),
+        c_void_p,
     ),
     "set_layer_input": (
         "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
         [c_void_p, c_uint32, c_bool],
         None,
     ),
-    "get_next": ("_Z26llama_get_embeddings_nextnP13llama_context", [c_void_p], POINTER(c_float)),
+    "get_next": ("_Z26llama_get_embeddings_nextnP13llama_context", [c_void_p], c_void_p),
     "set_next": (
         "_Z26llama_set_embeddings_nextnP13llama_contextbb",
         [c_void_p, c_bool, c_bool],

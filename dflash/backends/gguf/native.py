@@ -109,6 +109,7 @@ class Context:
         self.before_pass: Callable[[], None] | None = None
         self._logits = library.llama_get_logits
         self._decode = library.llama_decode
+        self._seen: tuple[Any, ...] = ()  # where the last pass's logits lay, how many, the array
         self._make_buffers(width, self.model.width if states else 0)
 
     def _make_buffers(self, width: int, state: int) -> None:
@@ -186,7 +187,11 @@ class Context:
 
     def logits(self, rows: int) -> Floats:
         """Logits [rows, V] of the last pass; llama.cpp's memory, good until the next one."""
-        return rows_at(self._logits(self.handle), rows, self.model.vocab_size)
+        address = self._logits(self.handle)
+        if self._seen[:2] != (address, rows):  # it hardly ever moves
+            self._seen = (address, rows, rows_at(address, rows, self.model.vocab_size))
+        found: Floats = self._seen[2]
+        return found
 
     def rollback(self, length: int) -> bool:
         """Forget positions from ``length`` on. False: this memory cannot, and has not."""
@@ -219,10 +224,9 @@ def _free(library: Library, handle: Any, _: Model) -> None:
     library.llama_free(handle)
 
 
-def rows_at(pointer: Any, rows: int, width: int) -> Floats:
+def rows_at(address: int | None, rows: int, width: int) -> Floats:
     """``[rows, width]`` float32 over llama.cpp's memory."""
-    assert pointer, "llama.cpp has no such output"
-    address = ctypes.addressof(pointer.contents)
+    assert address, "llama.cpp has no such output"
     block = (ctypes.c_float * (rows * width)).from_address(address)
     found: Floats = np.frombuffer(memoryview(block), np.float32).reshape(rows, width)
     return found

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
+from math import isfinite
 
 from dflash.backends.gguf.native import Array, Context
 from dflash.backends.gguf.taps import Taps
@@ -122,8 +121,8 @@ class GgufTarget:
         logits = self._context.logits(rows)
         output = self._tokens[len(self._request.prompt) :]
         ruling = rule(logits, self._request, output, drafted, q)
-        chosen = logits[np.arange(len(ruling.tokens)), ruling.tokens]
-        if not np.isfinite(chosen).all():
+        said = zip(logits, ruling.tokens, strict=False)
+        if not all(isfinite(row.item(token)) for row, token in said):
             raise WeightsError(
                 "the target computed logits that are not finite: its weights are damaged, or a "
                 "number format is too narrow for it (try type_k and type_v f16)"
