@@ -169,7 +169,7 @@ def test_requests_of_all_kinds_in_turn_stay_near_plain_at_worst() -> None:
             spent[name] += simulation.run(lambda: Adaptive(8, profile), 1, TOKENS)  # type: ignore[assignment]  # noqa: B023
             seen[name] += 1
         assert max(spent[name] / seen[name] for name in TEXTS) <= 1.045
-        assert sum(spent.values()) / len(order) <= 1.0
+        assert sum(spent.values()) / len(order) <= 1.01
 
 
 def test_text_that_becomes_predictable_is_noticed() -> None:
