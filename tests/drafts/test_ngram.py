@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash.core.types import Outlook, Plan, Request, Verdict
-from dflash.drafts.ngram import GRADES, LONGEST, NgramDraft
+from dflash.drafts.ngram import GRADES, LONGEST, USUAL, NgramDraft
 
 
 def begun(prompt: list[int], block_size: int = 8) -> NgramDraft:
@@ -20,7 +20,7 @@ def proposal(draft: NgramDraft, rows: int) -> list[int]:
 def test_it_continues_what_followed_the_same_tokens() -> None:
     draft = begun([1, 2, 3, 4, 5, 9, 1, 2, 3])
     assert proposal(draft, 3) == [4, 5, 9]
-    assert draft.outlook() == Outlook(7, grade=1)
+    assert draft.outlook() == Outlook(7, grade=1, prior=USUAL[1])
 
 
 def test_nothing_familiar_means_nothing_proposed() -> None:

@@ -174,7 +174,7 @@ def sample_states(model: DFlashDraftModel) -> Tensor:
             context = model.context_kv(model.fuse(features[None]), places[:ROWS])
             return model.block(noise[None], places[ROWS:], context, masks)[0].float()
         cache = LayerCache(
-            spec, ROWS, None, device=like.device, dtype=like.dtype, layers=spec.num_layers
+            spec, 2 * ROWS, None, device=like.device, dtype=like.dtype, layers=spec.num_layers
         )
         fused.absorb(cache, features, 0)
         return fused.block(cache, noise, ROWS, mask).float()

@@ -113,12 +113,12 @@ class ToyPair:
 REAL = (
     "dtype",
     "draft_dtype",
-    "draft_sliding_window_size",
     "taps",
     "force_dflash",
     "trust_remote_code",
 )
-"""What can be said of a real pair only; device "cpu" and any number of threads do no harm here."""
+"""What can be said of a real pair only. Device "cpu" and any number of threads do no harm here, nor
+does a window: a toy draft reads a few tokens of any context."""
 
 
 def _insist_on_toy(load: LoadConfig) -> None:
