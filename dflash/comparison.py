@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dflash.config import NGRAM, NO_DRAFT
+from dflash.config import MTP, NGRAM, NO_DRAFT
 from dflash.core.stats import Stats
 from dflash.drafts.spec import read_spec
 from dflash.engine import Engine
@@ -85,6 +85,8 @@ def kind_of_draft(draft: str | None) -> tuple[str, int]:
     """(method of a draft by its file or folder, candidates of its selector)."""
     if draft is None or draft == NGRAM:
         return NGRAM, 0
+    if draft == MTP:
+        return MTP, 0
     if is_gguf(draft):
         header = read_header(draft)
         top_k = int(header.own("selector_top_k", 0))
@@ -111,6 +113,8 @@ def settle_algorithm(algorithm: str | None, draft: str | None) -> tuple[str, str
         raise ConfigError(f"--algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     if algorithm == NGRAM:
         return NGRAM, NGRAM, 0
+    if draft is None and algorithm == MTP:
+        return MTP, MTP, 0
     if draft is None:
         raise ConfigError(f"--algorithm {algorithm} needs --draft-model, the draft to compare with")
     kind, top_k = kind_of_draft(draft)

@@ -109,6 +109,13 @@ def test_divergence_is_the_first_place_that_differs() -> None:
     assert divergence([1, 2], [1, 2, 3]) == 2
 
 
+def test_heads_inside_the_target_need_no_draft_model() -> None:
+    assert settle_algorithm("mtp", None) == settle_algorithm("mtp", "mtp") == ("mtp", "mtp", 0)
+    assert settle_algorithm(None, "mtp") == ("mtp", "mtp", 0)
+    with pytest.raises(ConfigError, match="say --algorithm mtp"):
+        settle_algorithm("eagle3", "mtp")
+
+
 def test_the_file_decides_what_a_draft_is(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("gguf")
