@@ -24,16 +24,14 @@ from typing import Any, NamedTuple
 from dflash.config import GenerateConfig, LoadConfig
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.engine import Engine
-from dflash.errors import ConfigError, MissingBackend
+from dflash.errors import ConfigError, missing
 from dflash.hf_tokenizer import ModelTokenizer
 from dflash.results import Chunk
 
 try:
     import mlx.core as mx
 except ImportError as problem:
-    raise MissingBackend(
-        "dflash.model_mlx needs MLX: pip install 'dflash-engine[mlx]'"
-    ) from problem
+    raise missing("dflash.model_mlx needs MLX", "mlx") from problem
 
 from dflash.backends.mlx import lm
 from dflash.backends.mlx.dflash_session import bounds

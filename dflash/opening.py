@@ -120,7 +120,9 @@ def _homes(name: str, draft: bool = False) -> list[str]:
         return ["gguf"]
     if find_spec("torch"):
         return ["torch", "gguf", "mlx"]
-    return ["gguf", "mlx", "torch"] if find_spec("mlx_lm") else ["gguf", "torch", "mlx"]
+    if not find_spec("mlx_lm"):
+        return ["gguf", "torch", "mlx"]
+    return ["gguf", "mlx", "torch"] if find_spec("xllamacpp") else ["mlx", "gguf", "torch"]
 
 
 def _model_of(config: LoadConfig) -> str | None:

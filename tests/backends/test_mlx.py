@@ -484,6 +484,8 @@ def test_without_torch_mlx_opens_a_gguf_target_beside_a_draft_folder(
     monkeypatch.setattr(opening, "find_spec", lambda name: None if name == "torch" else name)
     assert opening.backend_of(LoadConfig("some.gguf", "some/draft")) == "mlx"
     assert opening.backend_of(LoadConfig("some.gguf")) == "gguf"
+    monkeypatch.setattr(opening, "find_spec", lambda name: name if name == "mlx_lm" else None)
+    assert opening.backend_of(LoadConfig("some.gguf")) == "mlx"
 
 
 @pytest.mark.demo

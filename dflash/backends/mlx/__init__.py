@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from dflash.errors import MissingBackend
+from dflash.errors import missing
 
 if TYPE_CHECKING:
     from dflash.backends.mlx.pair import MlxPair
@@ -23,11 +23,9 @@ def open_pair(load: LoadConfig) -> MlxPair:
 
     Raises MissingBackend, CheckpointError, WeightsError, PairError, ConfigError, DownloadError.
     """
-    missing = [name for name in NEEDS if find_spec(name) is None]
-    if missing:
-        raise MissingBackend(
-            f"the mlx backend needs {', '.join(missing)}: pip install 'dflash-engine[mlx]'"
-        )
+    absent = [name for name in NEEDS if find_spec(name) is None]
+    if absent:
+        raise missing(f"the mlx backend needs {', '.join(absent)}", "mlx")
     from dflash.backends.mlx.pair import MlxPair
 
     return MlxPair.open(load)
