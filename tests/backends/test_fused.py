@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dflash.backends.torch import decoder, load
+from dflash.backends.torch import attention, decoder, load
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.forward import FusedForward, ModelForward, make_forward
@@ -104,9 +104,13 @@ def test_switched_off_with_packing(tmp_path: Path) -> None:
     assert opened(tiny_target("llama"), tmp_path, pack=False).fused.reason == "switched off"
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_rows_of_any_number_behind_a_context_of_any_length(kind: str, tmp_path: Path) -> None:
-    """Few rows and many, without a past and with one, before and after the tables have grown."""
+@pytest.mark.parametrize(("kind", "long"), [("llama", 64), ("qwen3", attention.LONG)])
+def test_rows_of_any_number_behind_a_context_of_any_length(
+    kind: str, long: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows and many, without a past and with one, before and after the tables have grown, and
+    before and after query heads are stacked."""
+    monkeypatch.setattr(attention, "LONG", long)
     model = tiny_target(kind)
     target = opened(model, tmp_path)
     forward, cache = make_forward(target.model), make_cache(model.config, 640)

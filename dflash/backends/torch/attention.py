@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 NAME = "stacked_rows"  # not our own name: transformers takes "flash" in it for another library
+LONG = 4096  # keys from which a CPU, too, gains by stacked rows: it reads each once, not per head
 MOST_ROWS = 32  # beyond, the products are large and the copies no longer matter
 
 
@@ -67,6 +68,8 @@ def attend_rows(
     """``[n, nh * D]``: a few rows over keys and values."""
     _, heads, rows, width = query.shape
     groups = stacked_groups(query, heads // key.shape[1])
+    if groups == 1 and key.shape[2] >= LONG and 1 < rows <= MOST_ROWS:
+        return _attend_long(query, key, value, bias, scaling)
     if groups == 1 or rows > MOST_ROWS:
         mixed = F.scaled_dot_product_attention(
             query,
@@ -82,6 +85,22 @@ def attend_rows(
     stacked = stacked.transpose(0, 1).flatten(1, 2)[None]
     mixed = F.scaled_dot_product_attention(stacked, key, value, attn_mask=bias, scale=scaling)
     return mixed[0].view(-1, rows, groups, width).transpose(0, 1).flatten(1)
+
+
+def _attend_long(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float
+) -> Tensor:
+    """`attend_rows` with the query heads of a key head as rows of one, on a CPU."""
+    _, heads, rows, width = query.shape
+    groups = heads // key.shape[1]
+    mixed = F.scaled_dot_product_attention(
+        query.reshape(1, key.shape[1], groups * rows, width),
+        key,
+        value,
+        attn_mask=None if bias is None else _stacked(bias, groups, query.dtype),
+        scale=scaling,
+    )
+    return mixed.reshape(heads, rows, width).transpose(0, 1).flatten(1)
 
 
 def attend_block(
@@ -120,14 +139,15 @@ _last = _Last()
 
 
 def _stacked(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """``[B, 1, groups * n, T]`` to be added to scores, which is what the product wants."""
+    """``[.., n, T]`` as ``[.., groups * n, T]`` to be added to scores, as the product wants it."""
     if _last.mask is not mask or _last.groups != groups or _last.stacked.dtype != dtype:
         if mask.dtype == torch.bool:
             bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
             bias.masked_fill_(mask.logical_not(), -torch.inf)
         else:
             bias = mask.to(dtype)
-        _last.mask, _last.groups, _last.stacked = mask, groups, bias.repeat(1, 1, groups, 1)
+        _last.mask, _last.groups = mask, groups
+        _last.stacked = bias.repeat(*[1] * (bias.dim() - 2), groups, 1)
     return _last.stacked
 
 
