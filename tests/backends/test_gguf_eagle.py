@@ -14,7 +14,7 @@ pytest.importorskip("xllamacpp")
 from dflash.backends.gguf import open_pair  # noqa: E402 - after the checks
 from dflash.backends.torch import open_pair as open_torch  # noqa: E402
 from dflash.config import LoadConfig  # noqa: E402
-from dflash.convert import gguf_eagle, hf  # noqa: E402
+from dflash.convert import gguf, hf  # noqa: E402
 from dflash.core.types import Plan, Request  # noqa: E402
 from dflash.engine import Engine  # noqa: E402
 from dflash.errors import CheckpointError, DFlashError, PairError, WeightsError  # noqa: E402
@@ -61,7 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def to_gguf(draft: Path, out: Path, target: Path) -> Path:
-    return gguf_eagle.write(gguf_eagle.settled(hf.read(draft), target), out, target, "F32")
+    return gguf.write(gguf.settled(hf.read(draft), target), out, target, "F32")
 
 
 def pair(files: dict[str, Path], draft: Path) -> Any:

@@ -14,7 +14,7 @@ pytest.importorskip("xllamacpp")
 from dflash.backends.gguf import chain, open_pair
 from dflash.backends.gguf.probe import GgufProbe
 from dflash.config import GenerateConfig, LoadConfig
-from dflash.convert import gguf_eagle, hf
+from dflash.convert import gguf, hf
 from dflash.core.host import propose_in_turn
 from dflash.engine import Engine
 from dflash.grammar import Grammars
@@ -41,8 +41,8 @@ WAYS: dict[str, dict[str, Any]] = {
 def eagle(folder: Path) -> LoadConfig:
     target = write_gguf(folder / "target.gguf", tiny_target("llama"), tiny_tokenizer())
     taps = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
-    source = gguf_eagle.settled(hf.read(save_eagle(folder / "eagle", **taps)), target)
-    draft = gguf_eagle.write(source, folder / "draft.gguf", target, "F32")
+    source = gguf.settled(hf.read(save_eagle(folder / "eagle", **taps)), target)
+    draft = gguf.write(source, folder / "draft.gguf", target, "F32")
     return LoadConfig(str(target), str(draft), threads=1, gguf=EXACT)
 
 
