@@ -3,22 +3,19 @@
 q4_1            the demo target as it is
 q8_0            its matrices dequantised and stored again as Q8_0
 sidecar         the demo draft, converted, as BF16
-reduced sidecar the same with a head of its own for the N most frequent tokens of the prompts
+whole sidecar   the same with the target's head instead of one for its frequent tokens
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench import sets
-from dflash.convert.gguf import write, write_sidecar
+from dflash.convert.gguf import write
 from dflash.convert.hf import read
 from dflash.demo import demo_draft, demo_target
-from dflash.drafts.spec import read_spec
 from dflash.gguf_file import read_header
 
 FOLDER = Path("runs/gguf")
@@ -30,19 +27,17 @@ def target(kind: str) -> Path:
     return source if kind == "q4_1" else _requantised(source, FOLDER / "target.q8_0.gguf")
 
 
-def sidecar(rows: int | None = None, stored: str = "BF16") -> Path:
-    """The demo draft; ``rows`` is the size of a head of its own, None = the target's."""
-    out = FOLDER / f"draft.{stored}{f'.{rows}' if rows else ''}.gguf"
+def sidecar(whole: bool = False, stored: str = "BF16") -> Path:
+    """The demo draft; ``whole`` has it say every token of the target's."""
+    out = FOLDER / f"draft.{stored}.{'all' if whole else 'few'}.gguf"
     if out.exists():
         return out
     draft = read(demo_draft())
-    if rows is None:
-        return write(draft, out, demo_target(), stored)
-    tensors: dict[str, Any] = {name: one.floats() for name, one in draft.tensors.items()}
-    kept = _frequent(rows)
-    tensors["lm_head.weight"] = _head()[kept]
-    tensors["d2t"] = kept - np.arange(rows)
-    return write_sidecar(read_spec(demo_draft()), tensors, demo_target(), out, stored)
+    if whole:
+        config = {name: value for name, value in draft.config.items() if name != "draft_vocab_size"}
+        tensors = {name: tensor for name, tensor in draft.tensors.items() if name != "d2t"}
+        draft = replace(draft, config=config, tensors=tensors)
+    return write(draft, out, demo_target(), stored)
 
 
 def _requantised(source: Path, out: Path) -> Path:
@@ -72,29 +67,3 @@ def _requantised(source: Path, out: Path) -> Path:
     writer.close()
     spare.rename(out)
     return out
-
-
-def _head() -> Any:
-    """The target's head, which is its embedding, as float32 [V, E]."""
-    import gguf
-
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(demo_target()).tensors}
-    found = tensors.get("output.weight", tensors["token_embd.weight"])
-    return gguf.dequantize(found.data, found.tensor_type)
-
-
-def _frequent(rows: int) -> Any:
-    """The commonest token ids of all prompts, filled up from the lowest ids."""
-    from dflash.backends.gguf import open_pair
-    from dflash.config import LoadConfig
-
-    pair = open_pair(LoadConfig(str(demo_target()), threads=1))
-    counts: Counter[int] = Counter()
-    for name in sets.ALL:
-        for prompt in sets.load(name):
-            counts.update(pair.tokenizer.encode(prompt.text))
-    size = pair.vocab_size
-    pair.close()
-    best = [token for token, _ in counts.most_common(rows)]
-    rest = (token for token in range(size) if token not in counts)
-    return np.sort(np.array([*best, *(next(rest) for _ in range(rows - len(best)))]))

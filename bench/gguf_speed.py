@@ -2,7 +2,7 @@
 
     python -m bench.gguf_speed --kind q8_0 --method ngram --sets copying
     python -m bench.gguf_speed --kind q4_1 --method dflash --blocks auto,2,4,8
-    python -m bench.gguf_speed --kind q4_1 --method reduced --blocks 4,8
+    python -m bench.gguf_speed --kind q4_1 --method whole --blocks 4,8
 
 Arms interleaved in one process, ratios against plain steps of the same engine. The overhead is the
 time of rounds that was spent outside llama.cpp's decode.
@@ -25,8 +25,7 @@ from dflash.backends.gguf.native import Context
 from dflash.bench.arms import PLAIN
 from dflash.bench.paired import ratio, seconds
 
-DRAFTS = ("ngram", "dflash", "dflash+ngram", "reduced", "reduced+ngram")
-ROWS = 8192  # of the reduced head
+DRAFTS = ("ngram", "dflash", "dflash+ngram", "whole", "whole+ngram")
 
 
 class Native:
@@ -72,7 +71,7 @@ def names(asked: str) -> str:
     model, _, ngram = asked.partition("+")
     if model == "ngram":
         return "ngram"
-    file = gguf_files.sidecar(ROWS if model == "reduced" else None)
+    file = gguf_files.sidecar(whole=model == "whole")
     return f"{file}+ngram" if ngram else str(file)
 
 

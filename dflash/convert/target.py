@@ -12,13 +12,13 @@ from typing import Any
 
 from dflash.convert.draft import Draft, target_ids
 from dflash.convert.folder import read_files
-from dflash.convert.gguf import read_tensor
+from dflash.convert.gguf import tables_in
 from dflash.convert.tensor import Tensor
 from dflash.drafts.keys import read_config
 from dflash.drafts.layers import ANY_DEPTH
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError, PairError
-from dflash.gguf_file import Header, is_gguf, read_header
+from dflash.gguf_file import is_gguf, read_header
 
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
 DEPTH = "num_target_layers"
@@ -101,7 +101,7 @@ def tables_of(target: Path, draft: Draft) -> dict[str, Tensor]:
     Raises CheckpointError if ``target`` has no tables of the draft's width.
     """
     if is_gguf(target.name):
-        embed, head = _in_gguf(read_header(target))
+        embed, head = tables_in(read_header(target))
     elif target.is_dir():
         stored = {name: t for part in read_files(target).values() for name, t in part.items()}
         embed = stored.get(f"model.{EMBED}", stored.get(EMBED))
@@ -116,14 +116,6 @@ def tables_of(target: Path, draft: Draft) -> dict[str, Tensor]:
     if "d2t" in draft.tensors:
         head = Tensor(head.dtype, head.values[target_ids(draft.tensors["d2t"])])
     return {EMBED: embed, HEAD: head}
-
-
-def _in_gguf(header: Header) -> tuple[Tensor | None, Tensor | None]:
-    embed, head = (
-        read_tensor(header, name) if name in header.tensors else None
-        for name in ("token_embd.weight", "output.weight")
-    )
-    return embed, embed if head is None else head
 
 
 def _without(draft: Draft, target: Path) -> Draft:

@@ -69,3 +69,12 @@ def read_tensor(header: Header, name: str) -> Tensor:
     rows = raw.reshape(*info.shape[:-1], -1)
     values = gguf.dequantize(rows, gguf.GGMLQuantizationType(info.kind))
     return Tensor("F32", np.asarray(values, np.float32).reshape(info.shape))
+
+
+def tables_in(header: Header) -> tuple[Tensor | None, Tensor | None]:
+    """A target's embedding and head [V, H], which may be one; None where the file has none."""
+    embed, head = (
+        read_tensor(header, name) if name in header.tensors else None
+        for name in ("token_embd.weight", "output.weight")
+    )
+    return embed, embed if head is None else head

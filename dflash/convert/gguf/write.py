@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from dflash.convert.draft import Draft, require_kind
+from dflash.convert.draft import Draft, require_kind, target_ids
 from dflash.convert.gguf import extra
 from dflash.convert.gguf.architecture import D2T, DERIVED, Array, absolute_ids
 from dflash.convert.gguf.kinds import KINDS
-from dflash.convert.tensor import FLOATS
+from dflash.convert.gguf.read import tables_in
+from dflash.convert.tensor import FLOATS, Tensor, to_dtype
 from dflash.drafts.layers import ANY_DEPTH
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import CheckpointError, ConfigError, MissingBackend
 from dflash.gguf_file import Header, read_header
 
+HEAD = "lm_head.weight"
 QUANTISED = ("Q8_0", "Q4_0")
 STORED = ("F32", "F16", "BF16", *QUANTISED)
 
@@ -30,17 +32,32 @@ STORED = ("F32", "F16", "BF16", *QUANTISED)
 def settled(draft: Draft, target: str | Path) -> Draft:
     """``draft`` as a sidecar for the GGUF file ``target`` will give it back.
 
-    Its taps are written out, its rope turns halves, and no tensor is computed with.
+    Its taps are written out, its rope turns halves, and a vocabulary of its own has a head of its
+    own. No tensor is computed with.
     """
     require_kind(draft, KINDS, "GGUF sidecar")
     kind = KINDS[draft.kind]
     spec = read_spec(draft.config, num_target_layers=ANY_DEPTH)
-    config = kind.settled(draft.config, read_header(target))
+    header = read_header(target)
+    draft, config = _with_head(draft, header), kind.settled(draft.config, header)
     if not spec.rope_interleaved:
         return replace(draft, config=config)
     tensors = {n: kind.in_halves(n, t, spec.head_dim) for n, t in draft.tensors.items()}
     config = {key: value for key, value in config.items() if not key.endswith("is_neox_style")}
     return replace(draft, config=config, tensors=tensors)
+
+
+def _with_head(draft: Draft, target: Header) -> Draft:
+    """Rows of the target's head for the tokens of ``d2t``, which llama.cpp insists on."""
+    if D2T not in draft.tensors or HEAD in draft.tensors:
+        return draft
+    head = tables_in(target)[1]
+    if head is None:
+        raise CheckpointError(f"{target.path} has no head that a draft with d2t could have rows of")
+    kind, ids = draft.tensors["fc.weight"].dtype, target_ids(draft.tensors[D2T])
+    rows = to_dtype(Tensor(head.dtype, head.values[ids]).floats(), kind)
+    note = f"{HEAD}: {len(ids)} rows of the target's, as {kind}"
+    return replace(draft, tensors={**draft.tensors, HEAD: rows}, notes=(*draft.notes, note))
 
 
 def write(draft: Draft, out: str | Path, target: str | Path, stored: str = "F32") -> Path:
