@@ -28,9 +28,7 @@ from dflash.draft_parts import (
 )
 from dflash.drafts.names import own_table, published_name, unfuse
 from dflash.drafts.spec import DraftSpec
-from dflash.errors import CheckpointError, WeightsError
-
-VOCABULARY = "draft_vocabulary.safetensors"
+from dflash.errors import CheckpointError
 
 
 def load_weights(
@@ -38,8 +36,7 @@ def load_weights(
 ) -> tuple[DFlashDraftModel, dict[str, Tensor]]:
     """The module with every weight from ``folder``, and the tables the draft brought itself.
 
-    The tables are those of ``names.TABLES`` that exist, and what sidecars hold (``mask_embedding``,
-    a vocabulary's ``d2t``). Raises
+    The tables are those of ``names.TABLES`` that exist, and ``mask_embedding`` of a sidecar. Raises
     CheckpointError for files of another kind, WeightsError for tensors that are missing, left
     over, misshapen or not finite; one error lists them all.
     """
@@ -55,22 +52,7 @@ def load_weights(
     model.load_state_dict(state, assign=True)
     model.rotary = make_rotary(spec).to(device)
     _check_finite(folder, {**state, **tables})
-    own = {**_vocabulary(folder), **tables, **_mask_embedding(folder, spec)}
-    return model.eval().requires_grad_(False), own
-
-
-def _vocabulary(folder: Path) -> dict[str, Tensor]:
-    """``d2t`` of a sidecar that names the few tokens worth drafting, if there is one.
-
-    The draft is one of all tokens to readers that do not know the file.
-    """
-    file = folder / VOCABULARY
-    if not file.is_file():
-        return {}
-    found = load_file(file).get("d2t")
-    if found is None or found.dim() != 1 or found.is_floating_point():
-        raise WeightsError(f"{file} must hold 'd2t', whole numbers: target id minus place")
-    return {"d2t": found}
+    return model.eval().requires_grad_(False), {**tables, **_mask_embedding(folder, spec)}
 
 
 def _tensors(folder: Path, spec: DraftSpec) -> Iterator[tuple[str, Tensor]]:

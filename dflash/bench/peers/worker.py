@@ -104,6 +104,7 @@ def transformers_dflash(told: Spec) -> Answer:
         "fc.weight": "encoder.fc.weight",
         "hidden_norm.weight": "encoder.output_norm_enc.weight",
     }
+    weights.pop("d2t", None)  # it drafts with the target's whole head
     state = {renamed.get(name, name): tensor.float() for name, tensor in weights.items()}
     draft.load_state_dict(state)
     return transformers_answer(
