@@ -247,7 +247,7 @@ def test_the_environment_is_not_blamed_for_what_a_flag_did(monkeypatch):
     [
         (["--dtype", "bfloat16"], "dtype"),
         (["--taps", "1,2"], "taps"),
-        (["--dtype", "float32", "--force-dflash"], "dtype and"),
+        (["--dtype", "float16", "--force-dflash"], "dtype and"),
     ],
 )
 def test_the_fake_refuses_what_it_would_ignore(words, says):

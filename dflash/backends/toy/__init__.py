@@ -117,13 +117,13 @@ REAL = (
     "force_dflash",
     "trust_remote_code",
 )
-"""What can be said of a real pair only. Device "cpu" and any number of threads do no harm here, nor
-does a window: a toy draft reads a few tokens of any context."""
+"""What can be said of a real pair only. Device "cpu", float32 and any number of threads do no harm
+here, nor does a window: a toy draft reads a few tokens of any context."""
 
 
 def _insist_on_toy(load: LoadConfig) -> None:
     """Raise ConfigError for a setting that would change nothing here."""
-    given = [name for name in REAL if getattr(load, name)]
+    given = [name for name in REAL if getattr(load, name) not in (None, False, "float32")]
     if load.device not in (None, "cpu"):
         given.append("device")
     if given:
