@@ -1,14 +1,30 @@
-"""For every test: one thread, no network, none of the user's settings."""
+"""For every test: one thread, no network, none of the user's settings, and hypothesis's profiles.
+
+Those are dev on a desk, ci where CI is set, nightly by HYPOTHESIS_PROFILE. A test keeps the profile
+of the moment it is imported, so they are set here, before any is.
+"""
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before any test module imports an array library, which reads these once.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+for name, examples in (("dev", 50), ("ci", 300), ("nightly", 5_000)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,  # the machine may be busy
+        derandomize=name == "ci",
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
 @pytest.fixture(autouse=True)

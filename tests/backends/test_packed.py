@@ -42,6 +42,7 @@ def test_a_packed_layer_computes_what_the_plain_one_does(
             expected = plain(x)
             gap = (layer(x) - expected).abs().max() / expected.abs().max()
             assert gap < 1e-5, f"{rows} rows"
+        assert layer(torch.empty(1, 0, width)).shape == (1, 0, out)
         strided = torch.randn(1, 8, 2 * width)[..., :width]
         torch.testing.assert_close(layer(strided), plain(strided), rtol=1e-5, atol=1e-5)
 

@@ -224,6 +224,13 @@ def _free(library: Library, handle: Any, _: Model) -> None:
     library.llama_free(handle)
 
 
+def trim() -> None:
+    """Give freed memory back to the system, where the allocator would keep it (glibc)."""
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if release is not None:
+        release(0)
+
+
 def rows_at(address: int | None, rows: int, width: int) -> Floats:
     """``[rows, width]`` float32 over llama.cpp's memory."""
     assert address, "llama.cpp has no such output"

@@ -11,7 +11,7 @@ from dflash.backends.gguf.drafters import Drafter, EagleDrafter, HeadsDrafter, S
 from dflash.backends.gguf.eagle_file import EagleFile, check_eagle, read_eagle
 from dflash.backends.gguf.heads import insist_on_heads, why_no_heads
 from dflash.backends.gguf.library import library
-from dflash.backends.gguf.native import Context, Model
+from dflash.backends.gguf.native import Context, Model, trim
 from dflash.backends.gguf.queued import QueuedDraft
 from dflash.backends.gguf.settings import ROOM, Settings
 from dflash.backends.gguf.sidecar import Sidecar, read_sidecar
@@ -153,6 +153,7 @@ class GgufPair:
         if self._drafter is not None:
             self._drafter.close()
         self._model.close()
+        trim()
 
 
 def _checked(target: Header, draft: Header) -> File:

@@ -76,4 +76,4 @@ def _filled(multiply: Multiply, x: Tensor) -> Tensor:
     """``multiply`` for few rows: `FEW` of them, less those too many."""
     rows = x.reshape(-1, x.shape[-1])
     y = multiply(F.pad(rows, (0, 0, 0, FEW - rows.shape[0])))
-    return y[: rows.shape[0]].view(*x.shape[:-1], -1)
+    return y[: rows.shape[0]].view(*x.shape[:-1], y.shape[-1])
