@@ -182,7 +182,6 @@ def _arm(size: int, runs: Sequence[Generation], plain: Generation, rate: float) 
     places = [divergence(one.token_ids, plain.token_ids) for one in runs]
     apart = [place for place in places if place is not None]
     stats = middle.stats
-    whole = stats.histogram[size] if len(stats.histogram) > size else 0
     return Arm(
         draft_tokens=size,
         runs=tuple(speeds),
@@ -191,7 +190,7 @@ def _arm(size: int, runs: Sequence[Generation], plain: Generation, rate: float) 
         tokens_match=not apart,
         first_divergence=min(apart, default=None),
         speedup=median(speeds) / rate if rate else 0.0,
-        rollbacks=stats.rounds - whole if size else 0,
+        rollbacks=stats.rollbacks,
         stats=stats,
         text=middle.text,
     )

@@ -188,7 +188,7 @@ def from_options(kind: type[C], options: Mapping[str, Any]) -> C:
         )
     for name in options:
         if name not in known:
-            close = get_close_matches(name, known, n=1)
+            close = get_close_matches(str(name), known, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
             raise ConfigError(f"unknown option {name!r}.{hint}")
     return kind(**options)

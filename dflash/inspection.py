@@ -21,6 +21,7 @@ from dflash.drafts.kinds import kind_of
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import CheckpointError, missing
+from dflash.gguf_file import read_header as read_gguf
 from dflash.hub import asking, hub_config, hub_file, is_hub_id
 from dflash.tensor_files import read_header
 
@@ -220,6 +221,8 @@ def _count(entries: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 # --- GGUF ----------------------------------------------------------------------------------------
 
+SIDECARS = ("dflash", "eagle3")  # architectures of drafts
+
 
 def _only_gguf(folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
@@ -242,7 +245,7 @@ def _gguf(name: str, file: Path) -> Inspection:
     try:
         reader = GGUFReader(file)
         arch = str(_value(reader, "general.architecture"))
-        facts, fits = _gguf_facts(reader, arch)
+        facts, fits, wrong = _gguf_facts(reader, arch)
     except (ValueError, IndexError, OSError, KeyError) as problem:
         raise CheckpointError(f"{file} is damaged or incomplete: get it again") from problem
     dtypes: Counter[str] = Counter()
@@ -250,17 +253,27 @@ def _gguf(name: str, file: Path) -> Inspection:
         dtypes[tensor.tensor_type.name] += int(tensor.n_elements)
     return Inspection(
         name=name,
-        kind="draft" if arch in ("dflash", "eagle3") else "target",
+        kind="draft" if arch in SIDECARS else "target",
         format="GGUF",
         architecture=arch,
         parameters=sum(dtypes.values()),
         dtypes=dict(dtypes),
         facts=facts,
         fits=fits,
+        problem=wrong,
     )
 
 
-def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str]:
+def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str, str | None]:
+    if arch in SIDECARS:
+        from dflash.convert.gguf import config_of
+
+        try:
+            config = config_of(read_gguf(Path(reader.data.filename)))
+        except CheckpointError as problem:
+            return {}, "", str(problem)
+        facts, fits, wrong = _draft_facts(config)
+        return {"method": kind_of(config), **facts}, fits, wrong
     tokens = reader.fields.get("tokenizer.ggml.tokens")
     facts: dict[str, Any] = {
         "layers": _value(reader, f"{arch}.block_count"),
@@ -268,18 +281,7 @@ def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str]:
         "vocabulary": None if tokens is None else len(tokens.data),
         "context": _value(reader, f"{arch}.context_length"),
     }
-    if arch != "dflash":
-        found, fits, _ = _with_fit(facts)
-        return found, fits
-    layers = _value(reader, "dflash.target_layers") or []
-    facts = {
-        "method": "dflash2" if _value(reader, "dflash.selector_rank") else "dflash",
-        "block size": _value(reader, "dflash.block_size"),
-        "taps": [layer - 1 for layer in layers],  # a GGUF file counts the embedding as 0
-        "mask token id": _value(reader, "tokenizer.ggml.mask_token_id"),
-        **facts,
-    }
-    return facts, f"a target with a vocabulary of {facts['vocabulary']}"
+    return _with_fit(facts)
 
 
 def _value(reader: Any, key: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dflash.config import NO_DRAFT, join_draft
-from dflash.core.protocols import DraftSession, Pair
+from dflash.core.protocols import Branching, DraftSession, Pair
 from dflash.drafts.ngram import BLOCK_SIZE, NgramDraft
 
 
@@ -34,8 +34,9 @@ class NgramPair:
         """The inner pair's, if it has one; a look-up alone drafts chains."""
         if self.inner.draft_block_size is None:
             return lambda: "look-ups draft chains, and there is no other draft"
-        found: Callable[[], str] = getattr(self.inner, "why_no_trees")  # noqa: B009 - not of all
-        return found
+        if not isinstance(self.inner, Branching):
+            return lambda: f"the {self.inner.backend} backend judges chains"
+        return self.inner.why_no_trees
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the inner pair's."""

@@ -81,8 +81,14 @@ def backend_of(config: LoadConfig) -> str:
         return "mlx" if both[0] == "torch" and _prefers_mlx(config) else both[0]
     if config.backend in BACKENDS.names() and config.backend not in both:
         named = config.target if config.backend not in target else model
+        hint = "Leave --backend out"
+        if config.backend == "gguf" and named == model:
+            hint = (
+                f"Convert it (dflash convert {named} --to gguf --target TARGET.gguf --out "
+                "draft.gguf), or use --draft ngram, or --draft none"
+            )
         raise ConfigError(
-            f"{named} is for the {' or '.join(both)} backend, not for {config.backend}"
+            f"{named} is for the {' or '.join(both)} backend, not for {config.backend}. {hint}"
         )
     return config.backend
 

@@ -25,6 +25,7 @@ from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
 
 FORMAT = 1
+_MOST = 4096  # drafts of a pair, rows of a block
 _WEIGHTS = ("*.safetensors", "*.json", "*.gguf", "*.bin")
 
 
@@ -43,7 +44,9 @@ class ProfileFile:
             if found["pair"] == self.pair and found["stamp"] == self.stamp:
                 _check(found["profile"])
                 return Profile.from_json(found["profile"])
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except RecursionError:
+            pass  # brackets without end
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             pass  # none, damaged, or written by a version that put other things into it
         return Profile()
 
@@ -112,6 +115,9 @@ def _version() -> str:
 def _check(profile: Mapping[str, Any]) -> None:
     """Raise ValueError for numbers that no measurement gives."""
     costs = [float(ns) for _, _, ns in profile["costs"]]
+    whole = [n for draft, rows, _ in profile["costs"] for n in (draft + 1, rows)]
+    if not all(isinstance(n, int | float) and 0 <= n <= _MOST for n in whole):
+        raise ValueError(f"drafts and rows are numbers up to {_MOST}")
     chances = [float(chance) for row in profile["survival"].values() for chance in row]
     if not all(math.isfinite(ns) and ns > 0 for ns in costs):
         raise ValueError("a cost is a positive number of nanoseconds")

@@ -10,6 +10,7 @@ from dflash.backends.toy import EOS, ToyModel, ToyPair
 from dflash.config import GenerateConfig
 from dflash.engine import Engine, load
 from dflash.errors import ConfigError
+from dflash.ngram_pair import NgramPair
 from dflash.requests import make_request
 
 PAIR = ToyPair(draft_name="toy:test", script=(2, 0, 4))
@@ -101,3 +102,37 @@ def test_argmax_proposals_are_an_option_and_change_no_seeded_text() -> None:
         settings: Any = {"max_tokens": 30, "temperature": 0.9, "seed": 5}
         plain = engine.generate("hi", **settings, block_size=1)
         assert engine.generate("hi", greedy_drafts=True, **settings).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_dead_end_behind_a_rejected_draft_ends_nothing(rule: Any) -> None:
+    """Plain decoding never says the tokens after which nothing may follow; a draft does."""
+
+    def guard(ids: list[int], row: Any) -> Any:
+        if len(ids) > 3 and ids[-1] < 128:
+            row[:] = -float("inf")
+        else:
+            row[:128] = -1e4
+        return row
+
+    with load("toy", "toy:random", profile=False) as engine:
+        for _ in range(10):
+            found = engine.generate(
+                [200, 201, 202],
+                max_tokens=20,
+                block_size=8,
+                ignore_eos=True,
+                logits_processors=[guard],
+                temperature=0.9,
+                rule=rule,
+            )
+            assert len(found.token_ids) == 20 and found.stats.drafted
+
+
+def test_a_look_up_beside_a_draft_that_grows_no_trees_says_so() -> None:
+    class Chains(ToyPair):
+        why_no_trees = property()  # not there
+
+    pair = NgramPair(Chains())
+    with Engine(pair) as engine, pytest.raises(ConfigError, match="judges chains"):
+        engine.generate([1, 2, 3], draft_tree=8)

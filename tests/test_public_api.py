@@ -90,6 +90,7 @@ def test_results_have_the_documented_fields() -> None:
         *("block_size", "backend", "clamped_from", "policy", "speedup", "by_draft"),
         *("cached_tokens", "judged", "conditional_acceptance", "macro_acceptance_rate"),
         *("host_seconds", "block_sizes", "block_reason", "fallback_rounds", "fallback_reason"),
+        "rollbacks",
     ]
 
 

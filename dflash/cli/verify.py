@@ -73,7 +73,8 @@ def verify(
     json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Compare plain with speculative decoding. Exit status 1 when they really differ, else 0.
+    """Compare plain with speculative decoding. Exit status 1 when they really differ, or when
+    samples tested nothing, else 0.
 
     Other failures: 2 for what can be mended, 141 when the reader of the output left early.
     """

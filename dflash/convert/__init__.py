@@ -69,7 +69,10 @@ def convert(
     if to == "gguf":
         assert pair is not None, "checked"
         before = gguf.settled(before, pair)
-    goal.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        goal.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"{goal} cannot be written: {problem.strerror}") from problem
     with tempfile.TemporaryDirectory(prefix=f".{goal.name}-", dir=goal.parent) as spare:
         made = Path(spare) / goal.name
         _write(before, to, made, pair, stored)
@@ -134,7 +137,7 @@ def _check(to: str, goal: Path, target: Path | None, stored: str | None) -> None
             f"--stored is for --to gguf and one of {', '.join(gguf.STORED)}, got {stored!r}"
         )
     if goal.exists() and (not goal.is_dir() or any(goal.iterdir())):
-        raise ConfigError(f"{goal} exists and is not empty; name a new folder")
+        raise ConfigError(f"{goal} exists already: name a place that is free")
 
 
 def _write(draft: Draft, to: str, out: Path, target: Path | None, stored: str | None) -> None:

@@ -18,6 +18,7 @@ from dflash.core.accept import choose, distribution, draw, follow, judge
 from dflash.core.logits import changes_logits, logprob, process
 from dflash.core.noise import Stream
 from dflash.core.types import Logprob, Request
+from dflash.errors import ConfigError
 
 Rows = NDArray[np.floating]
 CONFIDENT = 10  # likeliest tokens among which a draft's confidence is measured, as llama.cpp does
@@ -49,12 +50,14 @@ def rule(
 ) -> Ruling:
     """Judge ``drafted`` after the committed ``output``. Raises ConfigError when no token is left"""
     sampling = request.sampling
-    places = range(len(drafted) + 1)
     path: Sequence[int]
     if sampling.temperature > 0 and sampling.rule != "match" and parents is None:
-        rows = (options(logits[i], request, output, drafted[:i]) for i in places)
-        p = np.stack([distribution(row, sampling) for row in rows])
+        p, end = _distributions(logits, request, output, drafted)
+        if end is not None:  # behind a draft that is rejected nobody wants a token
+            drafted, q = drafted[: len(p) - 1], None if q is None else q[: len(p) - 1]
         accepted, own = judge(drafted, p, q, sampling, len(output))
+        if end is not None and accepted == len(drafted):
+            raise end
         path = range(accepted)
     else:
         tree = range(-1, len(drafted) - 1) if parents is None else parents
@@ -65,6 +68,25 @@ def rule(
         said = zip([0, *(node + 1 for node in path)], tokens, strict=True)
         notes = [logprob(logits[row], token, sampling.logprobs) for row, token in said]
     return Ruling(tokens, len(path), notes, path)
+
+
+def _distributions(
+    logits: Rows, request: Request, output: Sequence[int], drafted: Sequence[int]
+) -> tuple[NDArray[np.float64], ConfigError | None]:
+    """Of every place [n + 1, V]; where none is left for a token, up to it, a stand-in, and why.
+
+    Raises ConfigError at the first place, which comes after committed tokens only.
+    """
+    found: list[NDArray[np.float64]] = []
+    for place in range(len(drafted) + 1):
+        try:
+            row = options(logits[place], request, output, drafted[:place])
+            found.append(distribution(row, request.sampling))
+        except ConfigError as problem:
+            if not found:
+                raise
+            return np.stack([*found, found[-1]]), problem
+    return np.stack(found), None
 
 
 def _matched(

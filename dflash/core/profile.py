@@ -32,10 +32,10 @@ class CostCurve:
         self._curves: dict[int, list[float]] = {}  # draft -> ns by rows, until something is added
 
     def add(self, draft: int, rows: int, ns: float) -> None:
-        """One round; 0 rows is a plain step, whatever the draft."""
+        """One round; 0 rows is a plain step, whatever the draft. Less than a nanosecond is one."""
         key = (draft if rows else PLAIN, rows)
         samples = self._samples.setdefault(key, deque(maxlen=_SAMPLES))
-        samples.append(ns)
+        samples.append(max(1.0, ns))
         typical = sorted(samples)[len(samples) // 2 if len(samples) > 2 else 0]
         self._points.setdefault(key[0], {})[rows] = typical
         self._curves.clear()

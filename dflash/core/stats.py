@@ -57,6 +57,7 @@ class Stats:
     block_reason: str = ""  # why `block_size` is what it is
     fallback_rounds: int = 0  # in which the policy had given drafting up, probes included
     fallback_reason: str | None = None  # why it last did; None = it never did
+    rollbacks: int = 0  # rounds that rejected a draft
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, by field name."""
@@ -91,7 +92,7 @@ class Recorder:
         self._histogram: list[int] = []
         self._got_there: list[int] = []  # [i]: rounds that judged draft i+1 and kept all before
         self._sizes: Counter[int] = Counter()
-        self._shares_kept, self._drafting = 0.0, 0
+        self._shares_kept, self._drafting, self._rollbacks = 0.0, 0, 0
 
     def add(self, step: Step) -> None:
         """Count one step; the first with a verdict's token ends the prefill."""
@@ -109,6 +110,8 @@ class Recorder:
         self._sizes[step.rows + 1] += 1
         if step.verdict.drafted:
             self._drafting += 1
+            most = min(step.verdict.drafted, step.plan.depth)
+            self._rollbacks += len(step.verdict.path) < most
             self._shares_kept += step.accepted / step.verdict.drafted
         draft, verify = step.verdict.ns
         if self._phases is None or min(draft, verify) < 0:
@@ -168,6 +171,7 @@ class Recorder:
             macro_acceptance_rate=_ratio(self._shares_kept, self._drafting),
             host_seconds=self._host(),
             block_sizes=tuple(sorted(self._sizes.items())),
+            rollbacks=self._rollbacks,
         )
 
 

@@ -34,6 +34,14 @@ def test_both_arms_are_compared_in_one_run() -> None:
     assert result["arms"][0]["rollbacks"] == 0
 
 
+def test_rounds_without_a_draft_roll_nothing_back() -> None:
+    words = ("compare", "--model", "toy", "--draft-tokens", "3", "--json", *FLAGS)
+    for draft in ("toy:oracle", "ngram"):
+        arm = json.loads(run(*words, "--draft", draft).out)["arms"][1]
+        rejected = arm["stats"]["rounds"] - arm["stats"]["histogram"][-1]
+        assert arm["rollbacks"] <= rejected and (draft == "ngram" or not arm["rollbacks"])
+
+
 def test_the_report_has_a_row_for_each_number_of_drafts() -> None:
     found = run(
         *("compare", "--model", "toy", "--draft", "toy:oracle", "--draft-tokens", "1,99"),

@@ -26,6 +26,9 @@ class TestCosts:
     def test_past_the_last_size_the_last_line_goes_on_at_half_its_slope(self) -> None:
         assert curve((0, 10), (2, 20), (4, 24)).cost(0, 8) == pytest.approx(28)
 
+    def test_a_clock_that_stood_still_divides_nothing_by_zero(self) -> None:
+        assert curve((0, 0), (3, 0)).curve(0, 3) == [1, 1, 1, 1]
+
     def test_one_size_beside_the_plain_step_is_enough(self) -> None:
         assert curve((0, 10), (4, 18)).cost(0, 2) == pytest.approx(14)
 

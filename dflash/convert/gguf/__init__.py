@@ -6,7 +6,16 @@
 
 from __future__ import annotations
 
-from dflash.convert.gguf.read import read, tables_in
+from dflash.convert.gguf.read import config_of, read, tables_in
 from dflash.convert.gguf.write import QUANTISED, STORED, settled, write, write_sidecar
 
-__all__ = ["QUANTISED", "STORED", "read", "settled", "tables_in", "write", "write_sidecar"]
+__all__ = [
+    "QUANTISED",
+    "STORED",
+    "config_of",
+    "read",
+    "settled",
+    "tables_in",
+    "write",
+    "write_sidecar",
+]

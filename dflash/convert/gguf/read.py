@@ -7,11 +7,12 @@ to F32. Rope comes back in halves, as published drafts have it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dflash.convert.draft import Draft, make_d2t
-from dflash.convert.gguf.architecture import D2T, head_dim
+from dflash.convert.gguf.architecture import D2T, Architecture, head_dim
 from dflash.convert.gguf.extra import with_extra
 from dflash.convert.gguf.kinds import ARCHITECTURES
 from dflash.convert.tensor import Tensor
@@ -25,11 +26,7 @@ PLAIN = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 def read(file: Path) -> Draft:
     """The draft in ``file``. Raises CheckpointError, MissingBackend."""
     header = read_header(file)
-    kind = ARCHITECTURES.get(header.architecture)
-    if kind is None or "markov_w1.weight" in header.tensors:
-        raise CheckpointError(
-            f"{file} is no DFlash, DFlash2 or EAGLE-3 file (architecture {header.architecture!r})"
-        )
+    kind = _architecture(header)
     names = {name: kind.hf_name(name) for name in header.tensors}
     if unknown := sorted(name for name, ours in names.items() if ours is None):
         raise CheckpointError(f"{file} has tensors of no known meaning: {', '.join(unknown)}")
@@ -39,8 +36,24 @@ def read(file: Path) -> Draft:
         for name, ours in names.items()
         if ours is not None
     }
-    config = {key: v for key, v in kind.config(header).items() if v is not None}
-    return Draft(kind_of(config), with_extra(config, header), tensors)
+    config = config_of(header)
+    return Draft(kind_of(config), config, tensors)
+
+
+def config_of(header: Header) -> dict[str, Any]:
+    """The draft's config, as a folder would have it. Raises CheckpointError."""
+    config = {k: v for k, v in _architecture(header).config(header).items() if v is not None}
+    return with_extra(config, header)
+
+
+def _architecture(header: Header) -> Architecture:
+    kind = ARCHITECTURES.get(header.architecture)
+    if kind is None or "markov_w1.weight" in header.tensors:
+        raise CheckpointError(
+            f"{header.path} is no DFlash, DFlash2 or EAGLE-3 file "
+            f"(architecture {header.architecture!r})"
+        )
+    return kind
 
 
 def read_tensor(header: Header, name: str) -> Tensor:
