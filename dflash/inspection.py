@@ -266,14 +266,7 @@ def _gguf(name: str, file: Path) -> Inspection:
 
 def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str, str | None]:
     if arch in SIDECARS:
-        from dflash.convert.gguf import config_of
-
-        try:
-            config = config_of(read_gguf(Path(reader.data.filename)))
-        except CheckpointError as problem:
-            return {}, "", str(problem)
-        facts, fits, wrong = _draft_facts(config)
-        return {"method": kind_of(config), **facts}, fits, wrong
+        return _sidecar_facts(Path(reader.data.filename))
     tokens = reader.fields.get("tokenizer.ggml.tokens")
     facts: dict[str, Any] = {
         "layers": _value(reader, f"{arch}.block_count"),
@@ -282,6 +275,17 @@ def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str, str | None
         "context": _value(reader, f"{arch}.context_length"),
     }
     return _with_fit(facts)
+
+
+def _sidecar_facts(file: Path) -> tuple[dict[str, Any], str, str | None]:
+    from dflash.convert.gguf import config_of
+
+    try:
+        config = config_of(read_gguf(file))
+    except CheckpointError as problem:
+        return {}, "", str(problem)
+    facts, fits, wrong = _draft_facts(config)
+    return {"method": kind_of(config), **facts}, fits, wrong
 
 
 def _value(reader: Any, key: str) -> Any:

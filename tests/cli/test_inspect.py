@@ -123,12 +123,16 @@ def test_a_gguf_target_is_read_from_its_metadata(tmp_path):
 
 
 def test_a_gguf_draft_counts_layers_as_we_do(tmp_path):
-    file = write_gguf(tmp_path / "d.gguf", "dflash", block_size=8, target_layers=[2, 5])
-    found = inspect(str(file))
+    heads = {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 8}
+    heads |= {"feed_forward_length": 64, "rope.freq_base": 10_000}
+    more = {"block_size": 8, "target_layers": [2, 5], **heads}
+    found = inspect(str(write_gguf(tmp_path / "d.gguf", "dflash", **more)))
     assert found.kind == "draft"
     assert found.facts["taps"] == [1, 4]
-    assert found.facts["block size"] == 8
+    assert found.facts["block size"] == "8 (1 anchor + 7 drafted)"
     assert found.facts["mask token id"] == 2
+    lacking = inspect(str(write_gguf(tmp_path / "e.gguf", "eagle3")))
+    assert lacking.kind == "draft" and "lacks keys" in str(lacking.problem)
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):

@@ -42,7 +42,13 @@ def read(file: Path) -> Draft:
 
 def config_of(header: Header) -> dict[str, Any]:
     """The draft's config, as a folder would have it. Raises CheckpointError."""
-    config = {k: v for k, v in _architecture(header).config(header).items() if v is not None}
+    kind = _architecture(header)
+    try:
+        config = {key: value for key, value in kind.config(header).items() if value is not None}
+    except (TypeError, ValueError) as problem:  # int(None)
+        raise CheckpointError(
+            f"{header.path} lacks keys that every {kind.name} file has: get it again"
+        ) from problem
     return with_extra(config, header)
 
 
