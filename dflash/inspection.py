@@ -285,7 +285,8 @@ def _sidecar_facts(file: Path) -> tuple[dict[str, Any], str, str | None]:
     except CheckpointError as problem:
         return {}, "", str(problem)
     facts, fits, wrong = _draft_facts(config)
-    return {"method": kind_of(config), **facts}, fits, wrong
+    own = {"method": kind_of(config), "vocabulary": config.get("vocab_size")}
+    return {**own, **facts}, fits, wrong
 
 
 def _value(reader: Any, key: str) -> Any:

@@ -155,7 +155,9 @@ def _look_gguf(facts: Mapping[str, Any], architecture: str, target: TargetFacts)
     if method not in USUAL_BLOCK and facts.get("mask token id") is None:
         wrong["mask"] = "the draft's file names no mask token"
     findings = [Finding("error", check, message) for check, message in wrong.items()]
-    return Draft(method, facts.get("block size"), findings=tuple(findings))
+    size = None if method in USUAL_BLOCK else facts.get("block size")
+    native = None if size is None else int(str(size).split()[0])  # "8 (1 anchor + 7 drafted)"
+    return Draft(method, native, findings=tuple(findings))
 
 
 def _mtp(target: str) -> Draft:

@@ -30,7 +30,8 @@ def test_both_arms_are_compared_in_one_run() -> None:
     assert [arm["draft_tokens"] for arm in result["arms"]] == [0, 3, 7]
     for arm in result["arms"]:
         assert arm["tokens_match"] and arm["deterministic"] and arm["first_divergence"] is None
-    assert result["arms"][2]["rollbacks"] == result["arms"][2]["stats"]["rounds"]
+    rejecting, rounds = result["arms"][2]["rollbacks"], result["arms"][2]["stats"]["rounds"]
+    assert rounds - 2 <= rejecting <= rounds, "but for short blocks at the end of the text"
     assert result["arms"][0]["rollbacks"] == 0
 
 
