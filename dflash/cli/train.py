@@ -59,6 +59,14 @@ def train(
         Path | None,
         _draft("--start", help="Draft folder to begin with; v1 may start a DFlash2 draft."),
     ] = None,
+    start_rate: Annotated[
+        float,
+        _run("--start-rate", help="Share of --learning-rate for what --start brought; 0: fixed."),
+    ] = 1.0,
+    selector_first: Annotated[
+        int,
+        _run("--selector-first", help="Updates in which a DFlash2 draft's selector learns alone."),
+    ] = 0,
     steps: Annotated[int, _run("--steps", help="Updates in all, resumed ones included.")] = 8000,
     batch: Annotated[int, _run("--batch", help="Conversations an update.")] = 2,
     anchors: Annotated[int, _run("--anchors", help="Blocks a conversation.")] = 40,
@@ -182,6 +190,8 @@ def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
             anchors=given["anchors"],
             block_sizes=_numbers("--block-sizes", sizes) if sizes else spread(size),
             seed=given["seed"],
+            selector_first=given["selector_first"],
+            start_rate=given["start_rate"],
         ),
         start=given["start"],
         max_length=given["max_length"],

@@ -57,6 +57,8 @@ class Schedule:
     anchors: int = 32  # blocks a sequence, at the native block size
     block_sizes: tuple[int, ...] = ()  # taken in turn, a step each; () = always the native size
     seed: int = 0
+    selector_first: int = 0  # steps in which only the selector of a DFlash2 draft learns
+    start_rate: float = 1.0  # learning rate of what ``start`` brought, as a share of the others'
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class TrainConfig:
             ("--threads", 1 if self.threads is None else self.threads, 1),
             ("--seed", schedule.seed, 0),
             ("--selector-rank", shape.selector_rank or 1, 1),
+            ("--selector-first", schedule.selector_first, 0),
             ("--draft-vocab", shape.draft_vocab_size or shape.selector_top_k, shape.selector_top_k),
         ):
             if value < least:
@@ -114,6 +117,21 @@ class TrainConfig:
         if not 0 < schedule.learning_rate < math.inf:
             raise ConfigError(
                 f"--learning-rate must be a number above 0, got {schedule.learning_rate}"
+            )
+        self._check_start()
+
+    def _check_start(self) -> None:
+        """Raise ConfigError for ways to begin that the draft or its start does not have."""
+        shape, schedule = self.shape, self.schedule
+        if not 0 <= schedule.start_rate < math.inf:
+            raise ConfigError(f"--start-rate must be a number from 0, got {schedule.start_rate}")
+        if schedule.start_rate != 1 and self.start is None:
+            raise ConfigError("--start-rate is for what --start brings: name a draft with --start")
+        if schedule.start_rate == 0 and shape.selector_rank is None:
+            raise ConfigError("with --start-rate 0 nothing would learn: the start has all parts")
+        if schedule.selector_first and shape.selector_rank is None:
+            raise ConfigError(
+                "--selector-first is for a DFlash2 draft: make it one with --selector-rank"
             )
 
     @property

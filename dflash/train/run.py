@@ -140,7 +140,7 @@ def prepare(config: TrainConfig) -> Session:
     )  # fmt: skip
     plain = shape_draft(config, target)
     mask = plain["dflash_config"]["mask_token_id"]
-    model = start_model(config, read_spec(plain), target, corpus)
+    model, started = start_model(config, read_spec(plain), target, corpus)
     tokens, said = vocabularies(corpus, model.spec, config.objective.head_vocab)
     if said is not None:
         covered = corpus.covered(set(said.tolist()))
@@ -163,7 +163,7 @@ def prepare(config: TrainConfig) -> Session:
         config,
         target,
         corpus,
-        Trainer(model, materials, config),
+        Trainer(model, materials, config, started),
         plain,
         (weight if said is None else weight[said.to(where)]).to(compute),
         said,
@@ -184,9 +184,10 @@ def vocabularies(
 
 def start_model(
     config: TrainConfig, spec: DraftSpec, target: LoadedTarget, corpus: Corpus
-) -> DFlashDraftModel:
+) -> tuple[DFlashDraftModel, set[str]]:
     """The draft in float32 with the weights it begins with: those of ``config.start``, or of the
-    target's last layers. Raises ConfigError for a start of another shape."""
+    target's last layers; and the names of those that ``config.start`` had. Raises ConfigError for
+    a start of another shape."""
     where = target.device
     made: DFlashDraftModel = KINDS.load(spec.kind).module(spec)
     model = made.float().to(device=where)
@@ -196,9 +197,9 @@ def start_model(
         start_dflash2(model, target.embedding, generator)
     if config.start is None:
         warm_start(model, target.model, [c.ids for c in corpus.train[:WARM_SAMPLES]])
-    else:
-        start_from(model, config.start)
-    return model
+        return model, set()
+    new = start_from(model, config.start)
+    return model, {name for name, _ in model.named_parameters()}.difference(new)
 
 
 def shape_draft(config: TrainConfig, target: LoadedTarget) -> dict[str, Any]:

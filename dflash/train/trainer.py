@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,18 @@ def order(lengths: Sequence[int], batch: int, seed: int) -> Iterator[list[int]]:
         epoch += 1
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Linear warm-up, then cosine from the peak to ``final`` x the peak."""
+def learning_rate(step: int, config: TrainConfig, first: int = 0) -> float:
+    """Linear warm-up, then cosine from the peak to ``final`` x the peak.
+
+    What begins to learn at a later step, ``first``, warms up there and is on the same curve then.
+    """
     schedule = config.schedule
     warm = max(1, round(schedule.steps * schedule.warmup))
-    if step < warm:
-        return schedule.learning_rate * (step + 1) / warm
-    done = (step - warm) / max(1, schedule.steps - warm)
+    risen = min(1.0, (step - first + 1) / warm)
+    done = max(0, step - warm) / max(1, schedule.steps - warm)
     floor = schedule.final
-    return schedule.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+    curve = floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    return schedule.learning_rate * risen * curve
 
 
 def draft_states(
@@ -90,17 +94,21 @@ def draft_states(
 class Trainer:
     """One run. ``run`` yields after every step, so a caller can stop, watch or evaluate."""
 
-    def __init__(self, model: DFlashDraftModel, materials: Materials, config: TrainConfig) -> None:
-        """The model's parameters must be float32: they are the master weights."""
+    def __init__(
+        self,
+        model: DFlashDraftModel,
+        materials: Materials,
+        config: TrainConfig,
+        started: Collection[str] = (),
+    ) -> None:
+        """The model's parameters must be float32: they are the master weights.
+
+        ``started`` are the names of those that another draft brought.
+        """
         self.model, self.materials, self.config = model, materials, config
         self.device = next(model.parameters()).device
-        matrices = [p for p in model.parameters() if p.ndim > 1]
-        vectors = [p for p in model.parameters() if p.ndim == 1]
         self.optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": config.schedule.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
+            parameter_groups(model, config, started),
             lr=config.schedule.learning_rate,
             betas=(0.9, 0.95),
             fused=True,
@@ -154,7 +162,10 @@ class Trainer:
         """One step: an update, skipped (and counted) if loss or gradient is not finite."""
         rate = learning_rate(self.step, self.config)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            first = group["first"]
+            group["lr"] = learning_rate(self.step, self.config, first) * group["share"]
+            for parameter in group["params"]:  # what does not learn yet costs no backward pass
+                parameter.requires_grad_(self.step >= first and group["share"] > 0)
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.loss(indices)
         if parts is None:  # no anchor in any of these sequences: nothing to learn, not an error
@@ -178,7 +189,7 @@ class Trainer:
         if batch is None:
             return None
         block, features, final = batch
-        device, objective = self.device, self.config.objective
+        device = self.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
             noise = self.materials.embedding[block.inputs.to(device)]
             states = draft_states(self.model, features.to(device), block, noise)[:, :, 1:].flatten(
@@ -187,27 +198,19 @@ class Trainer:
             logits = F.linear(states, self.materials.head)
         valid = block.valid.flatten(0, 1).to(device)
         labels = self.materials.tokens.index[block.labels.flatten(0, 1)].to(device)
-        wanted = predicting_states(final.to(device), block)
         weights = None if self.weights is None else self.weights[: block.size - 1]
-        soft = None
-        if objective.soft_mix > 0:
-            with torch.no_grad():
-                soft = (
-                    F.linear(wanted.to(self.materials.head.dtype), self.materials.head)
-                    .float()
-                    .softmax(-1)
-                )
-        entropy = losses.block_loss(logits, labels, valid, weights, soft, objective.soft_mix)
-        pull = losses.hidden_loss(states, wanted, valid, self.row_weights[: block.size - 1])
-        total = entropy + objective.hidden_weight * pull
+        total, record = torch.zeros((), device=device), dict[str, float]()
+        if states.requires_grad:  # not while the selector learns alone
+            wanted = predicting_states(final.to(device), block)
+            total, record = self.rows_term(states, logits, labels, valid, wanted)
         hits = (logits.argmax(-1) == labels) & valid
-        record = {"entropy": entropy.item(), "hidden": pull.item(), "first": share(hits, valid, 1)}
+        record["first"] = share(hits, valid, 1)
         if isinstance(self.model, DFlash2DraftModel):
             with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
                 chosen = selector_term(
                     self.model, states, logits, block, self.materials.tokens, weights
                 )
-            total = total + objective.selector_weight * chosen.loss
+            total = total + self.config.objective.selector_weight * chosen.loss
             record |= {
                 "selector": chosen.loss.item(),
                 "recall_1": share(hits, valid),
@@ -219,6 +222,52 @@ class Trainer:
         prefix = (run * alive).sum().item() / max(alive.sum().item(), 1)
         counted = {"prefix": prefix, "positions": float(valid.sum().item())}
         return total, {"loss": total.item()} | record | counted
+
+    def rows_term(
+        self,
+        states: Tensor,  # [n, K, H]
+        logits: Tensor,  # [n, K, kept]
+        labels: Tensor,  # [n, K]
+        valid: Tensor,  # [n, K]
+        wanted: Tensor,  # [n, K, Ht]
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The rows' own term, each by itself: the label's entropy, the pull on hidden states."""
+        objective, head, rows = self.config.objective, self.materials.head, states.shape[1]
+        weights = None if self.weights is None else self.weights[:rows]
+        soft = None
+        if objective.soft_mix > 0:
+            with torch.no_grad():
+                soft = F.linear(wanted.to(head.dtype), head).float().softmax(-1)
+        entropy = losses.block_loss(logits, labels, valid, weights, soft, objective.soft_mix)
+        pull = losses.hidden_loss(states, wanted, valid, self.row_weights[:rows])
+        record = {"entropy": entropy.item(), "hidden": pull.item()}
+        return entropy + objective.hidden_weight * pull, record
+
+
+def parameter_groups(
+    model: DFlashDraftModel, config: TrainConfig, started: Collection[str]
+) -> list[dict[str, Any]]:
+    """AdamW's groups: matrices before vectors (which do not decay), each in the model's order.
+
+    So a parameter's place does not depend on how groups are cut, and checkpoints go by place.
+    ``share`` and ``first`` are a group's part of the learning rate and the step it begins at.
+    """
+    schedule = config.schedule
+
+    def traits(item: tuple[str, Tensor]) -> tuple[float, float, int]:
+        name, parameter = item
+        alone = name.startswith("candidate_selector.")
+        return (
+            schedule.weight_decay if parameter.ndim > 1 else 0.0,
+            schedule.start_rate if name in started else 1.0,
+            0 if alone else schedule.selector_first,
+        )
+
+    ordered = sorted(model.named_parameters(), key=lambda item: item[1].ndim == 1)
+    return [
+        {"params": [p for _, p in part], "weight_decay": decay, "share": rate, "first": first}
+        for (decay, rate, first), part in groupby(ordered, key=traits)
+    ]
 
 
 def share(hits: Tensor, valid: Tensor, rows: int | None = None) -> float:

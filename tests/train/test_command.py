@@ -54,6 +54,10 @@ def test_few_conversations_are_enough_for_a_figure(made: tuple[Path, Result]) ->
         ("--seed", "-5", "--seed must be at least 0"),
         ("--threads", "0", "--threads must be at least 1"),
         ("--learning-rate", "nan", "--learning-rate must be a number above 0"),
+        ("--start-rate", "-1", "--start-rate must be a number from 0"),
+        ("--start-rate", "0.1", "name a draft with --start"),
+        ("--selector-first", "-1", "--selector-first must be at least 0"),
+        ("--selector-first", "5", "make it one with --selector-rank"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(
