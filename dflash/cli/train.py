@@ -15,7 +15,7 @@ from dflash.cli.output import emit_json, note
 from dflash.errors import ConfigError, missing
 
 if TYPE_CHECKING:
-    from dflash.train.config import TrainConfig
+    from dflash.train.config import Schedule, TrainConfig
 
 DRAFT, RUN = "Draft", "Run"
 
@@ -157,7 +157,7 @@ def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
     Raises ConfigError, and CheckpointError when there is nothing to resume.
     """
     from dflash.opening import pair_names
-    from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig, continued
+    from dflash.train.config import DraftShape, Objective, TrainConfig, continued
 
     saved = _saved(given)
     if saved is not None:
@@ -166,8 +166,6 @@ def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
         target = saved["target"]
     else:
         target, _ = pair_names(given["model"], "none")
-    size = given["block_size"]
-    sizes = given["block_sizes"]
     config = TrainConfig(
         target=str(target),
         target_name=None if given["model"] else demo_name(),
@@ -175,7 +173,7 @@ def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
         out=given["out"],
         shape=DraftShape(
             layers=given["layers"],
-            block_size=size,
+            block_size=given["block_size"],
             taps="auto" if given["taps"] == "auto" else _numbers("--taps", given["taps"]),
             mask_token_id=given["mask_token_id"],
             window=given["window"],
@@ -183,16 +181,7 @@ def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
             draft_vocab_size=given["draft_vocab"],
         ),
         objective=Objective(decay=_decay(given["decay"]), soft_mix=0.5),
-        schedule=Schedule(
-            steps=given["steps"],
-            learning_rate=given["learning_rate"],
-            sequences=given["batch"],
-            anchors=given["anchors"],
-            block_sizes=_numbers("--block-sizes", sizes) if sizes else spread(size),
-            seed=given["seed"],
-            selector_first=given["selector_first"],
-            start_rate=given["start_rate"],
-        ),
+        schedule=_schedule(given),
         start=given["start"],
         max_length=given["max_length"],
         eval_every=given["eval_every"],
@@ -203,6 +192,23 @@ def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
         threads=given["threads"],
     )
     return config if saved is None else continued(config, saved, told)
+
+
+def _schedule(given: Mapping[str, Any]) -> Schedule:
+    """The schedule in the command's parameters. Raises ConfigError."""
+    from dflash.train.config import Schedule
+
+    size, sizes = given["block_size"], given["block_sizes"]
+    return Schedule(
+        steps=given["steps"],
+        learning_rate=given["learning_rate"],
+        sequences=given["batch"],
+        anchors=given["anchors"],
+        block_sizes=_numbers("--block-sizes", sizes) if sizes else spread(size),
+        seed=given["seed"],
+        selector_first=given["selector_first"],
+        start_rate=given["start_rate"],
+    )
 
 
 def spread(size: int) -> tuple[int, ...]:
