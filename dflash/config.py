@@ -27,6 +27,7 @@ from dflash.generate_config import (
 from dflash.gguf_options import GgufOptions
 
 __all__ = [
+    "DEMO",
     "DTYPES",
     "MTP",
     "NGRAM",
@@ -68,6 +69,7 @@ WEIGHTS = {
     "bf16": "bfloat16",
     "int8": "int8",
 }
+DEMO = "demo"  # the demo pair, or the half of it that is asked for
 NO_DRAFT = "none"
 MTP = "mtp"  # the multi-token prediction heads inside the target
 NGRAM = "ngram"  # drafts by looking up what followed the same tokens before; "A+ngram" = both

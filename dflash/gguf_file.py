@@ -7,6 +7,7 @@ Format: the GGUF specification of the ggml project, versions 2 and 3, little-end
 
 from __future__ import annotations
 
+import json
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 from dflash.errors import CheckpointError
 
 MAGIC = b"GGUF"
+KEPT = "dflash_engine.config"  # what a draft's config says and a sidecar has no key for, as JSON
 VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {  # type number -> struct code
@@ -99,6 +101,17 @@ class Header:
 def is_gguf(name: str) -> bool:
     """Whether ``name`` is that of a GGUF file."""
     return name.lower().endswith(".gguf")
+
+
+def kept_config(header: Header) -> dict[str, Any]:
+    """The value of `KEPT`; {} in files of others. Raises CheckpointError where it is damaged."""
+    try:
+        found: dict[str, Any] = {**json.loads(header.metadata.get(KEPT, "{}"))}
+    except (TypeError, ValueError) as problem:
+        raise CheckpointError(
+            f"{header.path.name}: {KEPT} is damaged ({problem}); convert the draft again"
+        ) from problem
+    return found
 
 
 def read_header(path: str | Path) -> Header:

@@ -25,6 +25,16 @@ def hub_config(name: str) -> dict[str, Any]:
     return read_config(hub_file(name, "config.json"))
 
 
+def kept_config(name: str) -> dict[str, Any] | None:
+    """The same where the hub's cache has it, without asking; None where it does not."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    kept = try_to_load_from_cache(name, "config.json")
+    return read_config(Path(kept)) if isinstance(kept, str) else None
+
+
 def hub_file(name: str, file: str) -> Path:
     """One file of a hub id, fetched on first use. Raises DownloadError, MissingBackend."""
     try:

@@ -12,16 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from dflash.config import MTP, NO_DRAFT, GgufOptions, LoadConfig, join_draft, split_draft
+from dflash.config import DEMO, MTP, NO_DRAFT, GgufOptions, LoadConfig, join_draft, split_draft
 from dflash.core.protocols import Pair
+from dflash.drafts.keys import Keys
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError, missing
-from dflash.gguf_file import is_gguf
+from dflash.gguf_file import is_gguf, kept_config, read_header
 from dflash.hub import hub_config, is_hub_id
 from dflash.ngram_pair import NgramPair
 from dflash.registry import BACKENDS
-
-DEMO = "demo"
 
 
 def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
@@ -53,13 +52,29 @@ def _target_of(draft: str) -> str:
     place = Path(draft).expanduser()
     if not place.exists() and not is_hub_id(draft):
         raise CheckpointError(f"no such draft folder: {draft} (a hub id is written owner/name)")
-    known = None if is_gguf(draft) else place if place.exists() else hub_config(draft)
-    name = None if known is None else read_spec(known).target_name
+    sidecar = is_gguf(draft)
+    name = _named_by_sidecar(place) if sidecar else _named_by_folder(draft, place)
     if name is None:
         raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")
     from dflash.demo import HUB_ID
 
-    return DEMO if name == HUB_ID and not Path(name).exists() else name
+    if name == HUB_ID and not Path(name).exists():
+        return DEMO
+    if sidecar and not is_gguf(name):
+        raise ConfigError(
+            f"draft {draft} was made for {name}: name that model's .gguf file (--model)"
+        )
+    return name
+
+
+def _named_by_folder(draft: str, place: Path) -> str | None:
+    return read_spec(place if place.exists() else hub_config(draft)).target_name
+
+
+def _named_by_sidecar(file: Path) -> str | None:
+    """What a file that we converted keeps of the draft's config; None in files of others."""
+    name = Keys(kept_config(read_header(file))).get("target_name")
+    return name if isinstance(name, str) and name else None
 
 
 def backend_of(config: LoadConfig) -> str:

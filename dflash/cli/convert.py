@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def convert(
     source: Annotated[
-        str, typer.Argument(help="A draft: its folder, or its .gguf file (a sidecar).")
+        str, typer.Argument(help="A draft: its folder, its .gguf file (a sidecar), or demo.")
     ],
     to: Annotated[
         str, typer.Option("--to", metavar="FORMAT", help="hf, speculators, eagle, mlx or gguf.")
@@ -28,7 +28,8 @@ def convert(
             "--target",
             "--model",
             help="Its target's folder or .gguf file: embedding and head are stored (speculators) "
-            "or left out again (hf, mlx), its depth is written down; gguf needs the .gguf file.",
+            "or left out again (hf, mlx), its depth is written down; gguf needs the .gguf file. "
+            "demo names the demo target.",
         ),
     ] = None,
     stored: Annotated[

@@ -33,7 +33,8 @@ EngineName = Annotated[
     ),
 ]
 PrintOnly = Annotated[
-    bool, _engine("--print", help="Print the engine's command instead of starting it.")
+    bool,
+    _engine("--print", help="Print the engine's command, and start nothing: no hub is asked."),
 ]
 TensorParallel = Annotated[
     int, _engine("--tensor-parallel-size", metavar="N", help="Devices that share one copy.")
@@ -89,18 +90,18 @@ def serve_with(given: Mapping[str, Any], size: BlockSize) -> None:
     MissingBackend where it is not installed, LaunchError when it ends by itself.
     """
     command = command_for(given, size)
+    if given["print_only"] and given["json"]:
+        emit_json(command.to_json())
+        return
+    for line in command.notes:
+        note(line)
     if given["print_only"]:
-        if given["json"]:
-            emit_json(command.to_json())
-            return
         for name, text in command.files.items():
             typer.echo(f"# {name}\n{text}")
         typer.echo(command.shell())
         return
     from dflash.cluster.launch import run
 
-    for line in command.notes:
-        note(line)
     status(command.shell())
     run(command, status, place=given["engine_env"], ready=given["ready_timeout"])
 
@@ -130,12 +131,18 @@ def command_for(given: Mapping[str, Any], size: BlockSize) -> Any:
 
 
 def _plan(given: Mapping[str, Any], size: BlockSize) -> Any:
-    """The `dflash.cluster.plan.Plan` for the parameters."""
+    """The `dflash.cluster.plan.Plan` for the parameters. One to be printed asks no hub."""
     from dflash.cluster.pair import make_plan
+    from dflash.cluster.unseen import is_away, plan_here
     from dflash.opening import pair_names
 
+    if given["print_only"] and given["model"] is None and is_away(given["draft"] or ""):
+        raise ConfigError(
+            f"{given['draft']} is not here, and --print does not ask the hub which target it is "
+            "for: name it (--model)"
+        )
     target, draft = pair_names(given["model"], given["draft"])
-    return make_plan(
+    return (plan_here if given["print_only"] else make_plan)(
         target,
         draft,
         size,

@@ -8,16 +8,15 @@ import typer
 
 from dflash.cli import options as o
 from dflash.cli.output import emit_json, note
+from dflash.config import DEMO
 from dflash.inspection import Inspection
 from dflash.inspection import inspect as look
-
-DEMO = "demo"
 
 
 def inspect(
     path: Annotated[
-        str, typer.Argument(help="A folder, a .gguf file, a hub id, ngram, toy, or demo: both.")
-    ],
+        str, typer.Argument(help="A folder, a .gguf file, a hub id, ngram, toy, or the demo pair.")
+    ] = DEMO,
     json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from dflash.cli import options as o
+from dflash.config import DEMO
 from dflash.errors import ConfigError, missing
-
-DEMO = "demo"
 
 
 def pull(

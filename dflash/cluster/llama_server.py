@@ -44,7 +44,10 @@ def render(plan: Plan) -> Command:
 def _check(plan: Plan) -> None:
     for flag, name in (("--model", plan.target), ("--draft", plan.draft)):
         if name is not None and not name.endswith(".gguf"):
-            raise ConfigError(f"llama-server is given GGUF files, and {flag} {name} is none")
+            raise ConfigError(
+                f"llama-server is given GGUF files, and {flag} {name} is none. "
+                f"{_advice(plan, name)}"
+            )
     if plan.tensor_parallel > 1 or plan.data_parallel > 1:
         raise ConfigError(
             "llama-server spreads one copy over all devices it sees by itself: leave "
@@ -54,3 +57,11 @@ def _check(plan: Plan) -> None:
     if plan.dtype is not None:
         raise ConfigError("the number format of a GGUF file is in the file: leave --dtype out")
     no_window(plan, "llama-server")
+
+
+def _advice(plan: Plan, name: str) -> str:
+    """How to come by a file: a draft is converted here, a target is got as a file."""
+    if name != plan.draft:
+        return "Name the target's own .gguf file"
+    target = plan.target if plan.target.endswith(".gguf") else "TARGET.gguf"
+    return f"Convert it: dflash convert {name} --to gguf --target {target} --out draft.gguf"

@@ -6,14 +6,14 @@ templates are not looked at here, so the checks that need them say nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from dflash.cluster import sidecar
 from dflash.cluster.plan import Method, Plan
-from dflash.config import NGRAM, NO_DRAFT, BlockSize, split_draft
+from dflash.config import MTP, NGRAM, NO_DRAFT, BlockSize, split_draft
 from dflash.doctor.static import Choice, Finding, TargetFacts, check_pair, insist
 from dflash.drafts.keys import Keys, flatten_speculators, read_config
 from dflash.drafts.kinds import READERS, kind_of
@@ -21,7 +21,8 @@ from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError, PairError
 from dflash.inspection import hub_config, inspect
 
-MTP = "mtp"
+Read = Callable[[str], Mapping[str, Any]]
+"""From a hub id to its config.json."""
 HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Keys of a target's config that count its own multi-token prediction layers."""
 USUAL_BLOCK = {"eagle3": 4, "mtp": 2}
@@ -39,25 +40,28 @@ class Draft:
     findings: tuple[Finding, ...] = ()
 
 
-def make_plan(target: str, draft: str | None, block: BlockSize, **options: Any) -> Plan:
+def make_plan(
+    target: str,
+    draft: str | None,
+    block: BlockSize,
+    *,
+    read: Read = hub_config,
+    **options: Any,
+) -> Plan:
     """The plan for a pair; ``plan.notes`` says what is odd about it.
 
-    ``draft`` None or "none" is plain decoding, "mtp" the target's own heads. ``options`` are fields
-    of `Plan`. Raises PairError for a pair that does not fit, CheckpointError, DownloadError,
-    ConfigError.
+    ``draft`` None or "none" is plain decoding, "mtp" the target's own heads. ``read`` asks the hub;
+    ``options`` are fields of `Plan`. Raises PairError for a pair that does not fit,
+    CheckpointError, DownloadError, ConfigError.
     """
-    facts = target_facts(target)
+    facts = target_facts(target, read)
     if draft is None or draft == NO_DRAFT:
         return Plan(target, **options)
-    model, look_up = split_draft(draft)
-    if look_up or model == NGRAM:
-        raise ConfigError(
-            "look-up drafts are this package's own: serve them without --engine, or name a model"
-        )
+    insist_on_model(draft)
     choice = Choice(draft, window=options.get("window"))
-    found = _mtp(target) if draft == MTP else look(draft, facts, choice)
+    found = _mtp(target, read) if draft == MTP else look(draft, facts, choice, read)
     warnings = insist(list(found.findings), facts, choice)
-    size, notes = _block(block, found)
+    size, notes = block_of(block, found)
     return Plan(
         target,
         method=found.method,
@@ -70,7 +74,16 @@ def make_plan(target: str, draft: str | None, block: BlockSize, **options: Any) 
     )
 
 
-def target_facts(name: str) -> TargetFacts:
+def insist_on_model(draft: str) -> None:
+    """Refuse look-up drafts. Raises ConfigError."""
+    model, look_up = split_draft(draft)
+    if look_up or model == NGRAM:
+        raise ConfigError(
+            "look-up drafts are this package's own: serve them without --engine, or name a model"
+        )
+
+
+def target_facts(name: str, read: Read = hub_config) -> TargetFacts:
     """What configs or GGUF metadata say of a target. Raises PairError when it is a draft."""
     seen = inspect(name) if _local(name) else None
     if seen is not None and seen.format == "GGUF":
@@ -80,7 +93,7 @@ def target_facts(name: str) -> TargetFacts:
         return TargetFacts(
             name, facts["hidden size"], facts["layers"], embedding_rows=facts["vocabulary"]
         )
-    config = _config(name)
+    config = _config(name, read)
     kind = kind_of(config)
     if kind != "target":
         raise PairError(f"{name} is a draft of kind {kind}: give it as --draft")
@@ -96,26 +109,34 @@ def target_facts(name: str) -> TargetFacts:
     )
 
 
-def look(name: str, target: TargetFacts, choice: Choice) -> Draft:
+def look(name: str, target: TargetFacts, choice: Choice, read: Read = hub_config) -> Draft:
     """What the draft ``name`` is, and all that is wrong with it beside ``target``."""
     if _local(name) and (seen := inspect(name)).format == "GGUF":
         if seen.architecture == "dflash" and target.name.endswith(".gguf"):
             sidecar.check(target.name, name)
         return _look_gguf(seen.facts, seen.architecture, target)
-    config = _config(name)
+    config, found = _config(name, read), draft_of(name, read, target.num_layers)
+    if found.method not in READERS.names():
+        return replace(found, findings=tuple(_sizes(Keys(flatten_speculators(config)), target)))
+    spec = read_spec(config, num_target_layers=target.num_layers)
+    findings = check_pair(spec, target, choice)
+    return replace(found, findings=tuple(f for f in findings if f.check != "template"))
+
+
+def draft_of(name: str, read: Read, depth: int) -> Draft:
+    """What the config of ``name`` says, beside a target of ``depth`` layers."""
+    config = _config(name, read)
     method = _method(kind_of(config), name)
     if method in READERS.names():
-        spec = read_spec(config, num_target_layers=target.num_layers)
+        spec = read_spec(config, num_target_layers=depth)
         return Draft(
             method,
             None if method in USUAL_BLOCK else spec.block_size,  # a chain has no size of its own
             spec.default_block_size,
             mixed_attention=len(set(spec.layer_types)) > 1,
-            findings=tuple(f for f in check_pair(spec, target, choice) if f.check != "template"),
         )
     keys = Keys(flatten_speculators(config))
-    native = keys.maybe("block_size") if method not in USUAL_BLOCK else None
-    return Draft(method, native, findings=tuple(_sizes(keys, target)))
+    return Draft(method, keys.maybe("block_size") if method not in USUAL_BLOCK else None)
 
 
 def _method(kind: str, name: str) -> Method:
@@ -160,9 +181,9 @@ def _look_gguf(facts: Mapping[str, Any], architecture: str, target: TargetFacts)
     return Draft(method, native, findings=tuple(findings))
 
 
-def _mtp(target: str) -> Draft:
+def _mtp(target: str, read: Read) -> Draft:
     """The target's own heads."""
-    config = {} if target.endswith(".gguf") else _config(target)
+    config = {} if target.endswith(".gguf") else _config(target, read)
     text = config.get("text_config", config)
     heads = any(text.get(key) or config.get(key) for key in HEADS)
     if not heads and not target.endswith(".gguf"):
@@ -173,7 +194,7 @@ def _mtp(target: str) -> Draft:
     return Draft("mtp")
 
 
-def _block(asked: BlockSize, draft: Draft) -> tuple[int, list[str]]:
+def block_of(asked: BlockSize, draft: Draft) -> tuple[int, list[str]]:
     """Rows of a pass and what to say about it; as everywhere, the native size is the cap."""
     native = draft.native
     if native is None:
@@ -191,13 +212,13 @@ def _local(name: str) -> bool:
     return Path(name).expanduser().exists()
 
 
-def _config(name: str) -> Mapping[str, Any]:
+def _config(name: str, read: Read) -> Mapping[str, Any]:
     """config.json of a folder or a hub id."""
     if _local(name):
         return read_config(Path(name).expanduser())
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CheckpointError(f"no such file or folder: {name} (a hub id is written owner/name)")
-    return hub_config(name)
+    return read(name)
 
 
 def _count(name: str, config: Mapping[str, Any], key: str) -> int:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dflash import demo
+from dflash.config import DEMO, path_name
 from dflash.convert import eagle, gguf, hf, mlx, speculators
 from dflash.convert.check import Side, Trial, compare
 from dflash.convert.draft import Draft
@@ -54,15 +56,18 @@ def convert(
     """Write the draft at ``source`` (a folder or a sidecar) to ``out`` (the same) as ``to``.
 
     A sidecar needs the .gguf file of its ``target``, whose tokenizer it carries; its matrices are
-    of the type ``stored`` (`gguf.STORED`), or as they are.
+    of the type ``stored`` (`gguf.STORED`), or as they are. "demo" is the demo draft, and as
+    ``target`` the demo target, which a sidecar of that draft takes by itself.
     ``target`` is the target's folder, or its .gguf file. Its embedding and head are stored too
     (``speculators``; a folder), or left out of the result where the draft has copies of them
     (``hf``, ``mlx``), and a config that does not say how deep the target is is told. Raises
     ConfigError, CheckpointError, WeightsError, PairError, MissingBackend; nothing is left at
     ``out`` then.
     """
-    place, goal = Path(source).expanduser(), Path(out).expanduser()
-    pair = None if target is None else Path(target).expanduser()
+    place, goal = _place("source", source), _place("out", out)
+    if target is None and to == "gguf" and place == demo.DRAFT_FOLDER:
+        target = DEMO
+    pair = None if target is None else _place("target", target)
     _check(to, goal, pair, stored)
     found = format_of(place)
     before = fitted(read(place, found), to, pair)
@@ -89,6 +94,16 @@ def convert(
     return Conversion(
         str(place), found, to, before.kind, str(goal), len(after.tensors), notes, trial
     )
+
+
+def _place(role: str, name: Any) -> Path:
+    """The path that ``name`` means; "demo" is the half of the demo pair that ``role`` asks for."""
+    text = path_name(role, name)
+    if not text:
+        raise ConfigError(f"{role} is empty: give a path")
+    if text == DEMO and role != "out":
+        return demo.demo_target() if role == "target" else demo.demo_draft()
+    return Path(text).expanduser()
 
 
 def format_of(place: Path) -> str:

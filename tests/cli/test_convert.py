@@ -61,3 +61,39 @@ def test_the_demo_draft_comes_back(tmp_path) -> None:
     assert run("convert", there, "--to", "hf", "--out", back).code == 0
     for file in DRAFT_FOLDER.glob("*.safetensors"):
         assert (back / file.name).stat().st_size == pytest.approx(file.stat().st_size, rel=1e-3)
+
+
+def test_the_demo_draft_and_its_target_go_by_name(tmp_path, monkeypatch) -> None:
+    from dflash import demo
+    from dflash.opening import pair_names
+    from tests.backends.gguf_files import save_folder
+    from tests.backends.tiny import tiny_target, tiny_tokenizer
+    from tests.backends.tiny_gguf import write_gguf
+
+    target = write_gguf(tmp_path / "t.gguf", tiny_target("llama"), tiny_tokenizer())
+    draft = save_folder(tmp_path / "a", target_name=demo.HUB_ID)
+    monkeypatch.setattr(demo, "DRAFT_FOLDER", draft)
+    monkeypatch.setattr(demo, "demo_target", lambda: target)
+    sidecar = tmp_path / "b.gguf"
+    found = run("convert", "demo", "--to", "gguf", "--out", sidecar)
+    assert found.code == 0, found.err
+    assert pair_names(None, str(sidecar)) == (str(target), str(sidecar))
+    assert run("convert", "demo", "--to", "mlx", "--out", tmp_path / "c").code == 0
+
+
+def test_a_sidecar_that_names_another_model_asks_for_that_ones_file(tmp_path) -> None:
+    from dflash.errors import ConfigError
+    from dflash.opening import pair_names
+    from tests.backends.gguf_files import save_folder
+    from tests.backends.tiny import tiny_target, tiny_tokenizer
+    from tests.backends.tiny_gguf import write_gguf
+
+    target = write_gguf(tmp_path / "t.gguf", tiny_target("llama"), tiny_tokenizer())
+    for place, name in (("named", "owner/model"), ("silent", None)):
+        source = save_folder(tmp_path / place, target_name=name)
+        words = ("--to", "gguf", "--target", target, "--out", tmp_path / f"{place}.gguf")
+        assert run("convert", source, *words).code == 0
+    with pytest.raises(ConfigError, match="made for owner/model: name that model's"):
+        pair_names(None, str(tmp_path / "named.gguf"))
+    with pytest.raises(ConfigError, match="does not say which target"):
+        pair_names(None, str(tmp_path / "silent.gguf"))

@@ -41,6 +41,14 @@ def test_a_draft_says_all_that_matters(draft):
     assert told["fits"] == "a target of width 64, 4 layers, vocabulary 512"
 
 
+def test_without_a_path_it_looks_at_the_demo_pair(monkeypatch):
+    monkeypatch.setattr(demo, "cached", lambda: None)
+    bare, named = run("inspect"), run("inspect", "demo")
+    assert (bare.code, bare.out) == (0, named.out)
+    assert "dflash" in bare.out
+    assert "dflash pull fetches it" in bare.err
+
+
 def test_a_target_says_all_that_matters(tmp_path):
     model = tiny_target("llama")
     model.save_pretrained(tmp_path)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.running import run
 from tests.cluster.test_pair import TARGET, draft_of, folder
+from tests.drafts.configs import config
 
 
 @pytest.fixture
@@ -35,6 +36,73 @@ def test_the_printed_command_is_a_line_for_a_shell(pair: tuple[str, ...]) -> Non
     assert words[:3] == ["vllm", "serve", pair[1]]
     speculative = json.loads(words[words.index("--speculative-config") + 1])
     assert speculative == {"method": "dflash", "model": pair[3], "num_speculative_tokens": 3}
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks the hub fails the test; nothing forbids asking."""
+    import huggingface_hub
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", asked)
+
+
+IDS = ("--model", "owner/Some-8B", "--draft", "owner/Some-8B-DFlash-b12")
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_printing_asks_no_hub_and_says_what_it_took_from_a_name() -> None:
+    found = run("serve", "--engine", "vllm", *IDS, "--print")
+    assert found.code == 0, found.err
+    words = shlex.split(found.out)
+    speculative = json.loads(words[words.index("--speculative-config") + 1])
+    assert speculative == {"method": "dflash", "model": IDS[3], "num_speculative_tokens": 11}
+    assert "nothing was checked" in found.err
+    assert "it is a dflash draft of block 12" in found.err
+    eagle = printed("--engine", "sglang", *IDS[:3], "owner/Some-8B-EAGLE3")
+    assert _after(eagle, "--speculative-algorithm") == "EAGLE3"
+    assert any("eagle3 draft of block 4" in line for line in eagle["notes"])
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_a_draft_that_is_here_says_itself_what_it_is_beside_a_target_that_is_not(
+    pair: tuple[str, ...],
+) -> None:
+    command = printed("--engine", "sglang", *IDS[:2], *pair[2:])
+    assert _after(command, "--speculative-num-draft-tokens") == "8"
+    assert [line for line in command["notes"] if "not here" in line] == [
+        "owner/Some-8B: not here, and --print asks no hub, so nothing was checked"
+    ]
+    plain = printed("--engine", "vllm", *IDS[:2], "--draft", "none")
+    assert "--speculative-config" not in plain["argv"]
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_the_target_of_a_draft_that_is_not_here_has_to_be_named() -> None:
+    found = run("serve", "--engine", "vllm", *IDS[2:], "--print")
+    assert found.code == 2
+    assert "name it (--model)" in found.err
+
+
+def test_a_config_in_the_hubs_cache_is_read_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    kept = {"owner/T": TARGET, "owner/D": config(vocab_size=777)}
+    places = {name: folder(tmp_path / name[-1], content) for name, content in kept.items()}
+    monkeypatch.setattr(
+        huggingface_hub,
+        "try_to_load_from_cache",
+        lambda name, file: f"{places[name]}/{file}" if name in places else None,
+    )
+    found = run("serve", "--engine", "vllm", "--model", "owner/T", "--draft", "owner/D", "--print")
+    assert found.code == 2
+    assert "777" in found.err
 
 
 def test_draft_tokens_and_the_environment_say_the_block_size_too(

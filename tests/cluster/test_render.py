@@ -249,7 +249,11 @@ def test_ray_gets_vllm_replicas_with_the_speculative_config_of_vllm() -> None:
         (sglang.render, plan("dflash", 8, "d.gguf"), "--draft d.gguf"),
         (sglang.render, plan("dflash", 8, "d/d", device="cpu"), "--device cpu"),
         (sglang.render, plan("dflash", 8, "d/d", window=4), "at least the block size"),
-        (llama_server.render, plan("dflash", 8, "d/d", target="t.gguf"), "--draft d/d is none"),
+        (
+            llama_server.render,
+            plan("dflash", 8, "d/d", target="t.gguf"),
+            "dflash convert d/d --to gguf --target t.gguf",
+        ),
         (llama_server.render, plan(None), f"--model {QWEN} is none"),
         (llama_server.render, plan(None, target="t.gguf", tensor_parallel=2), "by itself"),
         (llama_server.render, plan(None, target="t.gguf", dtype="float16"), "--dtype"),

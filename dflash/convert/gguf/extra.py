@@ -12,13 +12,11 @@ from typing import Any
 
 from dflash.convert.known import told
 from dflash.errors import CheckpointError
-from dflash.gguf_file import Header
-
-KEY = "dflash_engine.config"
+from dflash.gguf_file import KEPT, Header, kept_config
 
 
 def packed(config: Mapping[str, Any]) -> str | None:
-    """The value of `KEY`; None where there is nothing to keep."""
+    """The value of `KEPT`; None where there is nothing to keep."""
     kept = told(config)
     return json.dumps(kept, sort_keys=True) if kept else None
 
@@ -28,14 +26,11 @@ def with_extra(config: Mapping[str, Any], header: Header) -> dict[str, Any]:
 
     Raises CheckpointError for a value that is damaged.
     """
-    text = header.metadata.get(KEY)
-    if text is None:
-        return dict(config)
+    kept = kept_config(header)
     try:
-        kept = json.loads(text)
         nested = {**kept.pop("dflash_config", {}), **config.get("dflash_config", {})}
-    except (TypeError, ValueError, AttributeError) as error:
+    except TypeError as error:
         raise CheckpointError(
-            f"{header.path.name}: {KEY} is damaged ({error}); convert the draft again"
+            f"{header.path.name}: {KEPT} is damaged ({error}); convert the draft again"
         ) from error
     return {**kept, **config, **({"dflash_config": nested} if nested else {})}

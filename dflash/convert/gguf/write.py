@@ -22,7 +22,7 @@ from dflash.convert.tensor import FLOATS, Tensor, to_dtype
 from dflash.drafts.layers import ANY_DEPTH
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import CheckpointError, ConfigError, MissingBackend
-from dflash.gguf_file import Header, read_header
+from dflash.gguf_file import KEPT, Header, read_header
 
 HEAD = "lm_head.weight"
 QUANTISED = ("Q8_0", "Q4_0")
@@ -98,7 +98,7 @@ def write_sidecar(
     for key, value in kind.keys(spec, header).items():
         _add_key(writer, f"{kind.name}.{key}", value)
     if kept := extra.packed(spec.raw):
-        _add_key(writer, extra.KEY, kept)
+        _add_key(writer, KEPT, kept)
     _copy_tokenizer(writer, header, spec.mask_token_id if spec.mask_token_id >= 0 else None)
     for name, values in tensors.items():
         if name == D2T:
