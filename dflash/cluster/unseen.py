@@ -63,7 +63,7 @@ def _look(draft: str) -> Draft:
     if not is_away(draft) and not draft.endswith(".gguf"):
         return draft_of(draft, _kept, ANY_DEPTH)
     plain = draft.lower().replace("-", "")
-    method = next((method for word, method in METHODS if word in plain), "dflash")
+    method: Method = next((method for word, method in METHODS if word in plain), "dflash")
     size = _BLOCK.search(draft)
     return Draft(method, None if size is None else int(size[1]))
 

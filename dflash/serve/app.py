@@ -16,10 +16,12 @@ from dflash.engine import Engine
 from dflash.serve.config import ServeConfig
 from dflash.serve.errors import ApiError, as_api_error, is_anthropic
 from dflash.serve.guard import Guard
+from dflash.serve.naming import did_you_mean, fields_beside, routes
 from dflash.serve.routes import chat, completions, docs, messages, meta, page, responses, tokens
 from dflash.serve.schema.common import ErrorReply
 from dflash.serve.server import Server
 
+SEE_DOCS = " GET /docs describes every route and field."
 PARTS = (meta, page, chat, completions, responses, messages, tokens, docs)
 
 
@@ -74,32 +76,53 @@ async def _refused(request: Request, problem: Any) -> JSONResponse:
 
 
 async def _malformed(request: Request, problem: Any) -> JSONResponse:
-    """What is wrong with a request's fields: of several forms, the one that came furthest."""
-    first = max(problem.errors(), key=lambda error: len(error["loc"]))
+    """What is wrong with a request's fields: of several forms, the one that came furthest.
+
+    A field that is missing comes last: a name that is not known may be what was written for it.
+    """
+    unknown = "extra_forbidden"
+
+    last = ["missing", unknown]
+    first = max(
+        problem.errors(),
+        key=lambda e: (len(e["loc"]), last.index(e["type"]) if e["type"] in last else len(last)),
+    )
     place = list(_place(first, problem.body))
     message = f"{'.'.join(place) or 'the body'}: {first['msg']}"
     if first["type"] == "json_invalid":
-        return _reply(request, ApiError(400, f"the body is not JSON: {first['ctx']['error']}"))
-    if first["type"] == "extra_forbidden":
-        message = f"{'.'.join(place)} is not a field that this server knows"
+        message, place = f"the body is not JSON: {first['ctx']['error']}", []
+    elif len(first["loc"]) == 1:
+        what = "is no JSON object" if first["type"] != "missing" else "is empty: send a JSON object"
+        message, place = f"the body {what}", []
+    elif first["type"] == unknown:
+        hint = did_you_mean(place[-1], fields_beside(request, place))
+        message = f"{'.'.join(place)} is not a field that this server knows.{hint or SEE_DOCS}"
     return _reply(request, ApiError(400, message, param=".".join(place) or None))
 
 
 def _place(error: Mapping[str, Any], body: Any) -> Iterator[str]:
     """The way to a field, without the names of the forms that were tried on it."""
-    for part in error["loc"][1:]:
+    missing = error["type"] == "missing"
+    for part in error["loc"][1:-1] if missing else error["loc"][1:]:
         there = range(len(body)) if isinstance(body, list) else body
         if isinstance(body, list | dict) and part in there:
             body = body[part]
             yield str(part)
-    if error["type"] == "missing":
+    if missing:
         yield str(error["loc"][-1])
 
 
 async def _not_here(request: Request, problem: Any) -> JSONResponse:
+    headers = {name.lower(): value for name, value in (problem.headers or {}).items()}
     message = f"{request.method} {request.url.path}: {problem.detail}"
+    if problem.status_code == 404:
+        message += f".{did_you_mean(request.url.path, routes(request)) or SEE_DOCS}"
+    elif problem.status_code == 405:
+        message += f". Its method is {headers['allow']}"
+    elif problem.status_code == 400:  # what is no text, or deeper than a parser goes
+        message = "the body is not JSON in UTF-8, or its objects are nested too deeply"
     reply = _reply(request, ApiError(problem.status_code, message))
-    reply.headers.update(problem.headers or {})  # which methods there are, say
+    reply.headers.update(headers)  # which methods there are, say
     return reply
 
 

@@ -24,6 +24,8 @@ from dflash.serve.errors import ApiError, is_anthropic
 
 BODY_SECONDS = 60  # for all of a request's body
 OPEN_PATHS = {"/health", "/"}  # no key is asked for: they tell nothing and generate nothing
+JSON = "application/json"
+BROWSERS = ("origin", "sec-fetch-site")  # headers that programs do not send
 OPEN_FOLDERS = ("/page/",)  # files of the page
 log = logging.getLogger("dflash.serve")
 
@@ -50,7 +52,7 @@ class Guard:
 
         try:
             self._check(scope)
-            await self._app(scope, self._limited(receive), sending)
+            await self._app(_as_json(scope), self._limited(receive), sending)
         except ApiError as problem:
             body = problem.body(is_anthropic(scope["path"]))
             await JSONResponse(body, problem.status, problem.headers())(scope, receive, sending)
@@ -100,6 +102,26 @@ class Guard:
 
     def _too_large(self) -> str:
         return f"a request may have {self._config.most_body} bytes"
+
+
+def _as_json(scope: Scope) -> Scope:
+    """``scope`` with a body that is JSON whatever its header says, and HEAD as GET.
+
+    Plain ``curl -d`` sends JSON as a form. A web page of another origin can send one, too, without
+    asking whether it may: what comes from a browser has to say that it is JSON. Raises ApiError.
+    """
+    if scope["method"] == "HEAD":  # the server below keeps the body back
+        return {**scope, "method": "GET"}
+    headers = Headers(scope=scope)
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if scope["method"] != "POST" or kind == JSON or kind.endswith("+json"):
+        return scope
+    if any(name in headers for name in BROWSERS):
+        raise ApiError(
+            415, f"a web page has to send its body as {JSON}, and this one came as {kind or 'none'}"
+        )
+    others = [pair for pair in scope["headers"] if pair[0].lower() != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", JSON.encode())]}
 
 
 async def _in_time(receive: Callable[[], Awaitable[Message]], deadline: float) -> Message:

@@ -60,10 +60,14 @@ def test_other_origins_may_call_only_where_they_are_named(serving: Serving) -> N
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_form_that_any_web_page_can_send_is_not_read(serving: Serving) -> None:
+@pytest.mark.parametrize("header", ["origin", "sec-fetch-site"])
+def test_a_form_that_any_web_page_can_send_is_not_read(serving: Serving, header: str) -> None:
     body = '{"messages": [{"role": "user", "content": "hi"}]}'
-    said = serving().post(URL, content=body, headers={"content-type": "text/plain"})
-    assert said.status_code == 400
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        headers = {"content-type": kind, header: "https://a.example"}
+        said = serving().post(URL, content=body, headers=headers)
+        assert said.status_code == 415
+        assert "application/json" in said.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("announced", [True, False])

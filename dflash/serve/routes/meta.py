@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from dflash.serve.errors import ApiError
-from dflash.serve.routes.shared import Served
+from dflash.serve.naming import routes
+from dflash.serve.routes.shared import Served, check_model
 from dflash.serve.server import Server, short_name
 
 router = APIRouter()
@@ -42,17 +42,24 @@ async def metrics(server: Served) -> PlainTextResponse:
     return PlainTextResponse(server.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
+@router.get("/v1")
+async def start(request: Request) -> dict[str, Any]:
+    """The routes there are; this address is the base of OpenAI's clients."""
+    return {"object": "list", "data": routes(request), "docs": "/docs"}
+
+
 @router.get("/v1/models")
 async def models(server: Served) -> dict[str, Any]:
     """The one model that is served."""
     return {"object": "list", "data": [_model(server)]}
 
 
-@router.get("/v1/models/{name}")
+@router.get("/v1/models/{name:path}")
 async def model(name: str, server: Served) -> dict[str, Any]:
-    """The model, by name."""
-    if name != server.name:
-        raise ApiError(404, f"there is no model {name!r} here", code="model_not_found")
+    """The model, by name; without one the list."""
+    if not name:
+        return await models(server)
+    check_model(server, name)
     return _model(server)
 
 
