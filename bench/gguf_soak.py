@@ -1,11 +1,10 @@
 """Memory and descriptors over many requests, and over many times of loading and closing.
 
-    python -m bench.gguf_soak --requests 1000 --cycles 70
+    python -m bench.gguf_soak --requests 1000 --cycles 50
     python -m bench.gguf_soak --target tiny.gguf --draft tiny-draft.gguf --tokens 12
 
-Requests differ in length and every fifth stream is left in the middle. The first tenth of the
-requests and the first 20 times of loading are not counted: caches fill, the allocator finds its
-sizes. The bound is 2 %.
+Requests differ in length and every fifth stream is left in the middle. The first tenth of each part
+is not counted: caches fill, allocators warm up. The bound is 2 %.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from bench import gguf_files, record, sets
 from bench.memory import MIB, rss
 
 BOUND = 0.02
-WARM = 20  # times of loading; fewer than that: a tenth of them
 
 
 def descriptors() -> int:
@@ -62,16 +60,17 @@ def cycles(load: Any, count: int) -> list[int]:
     return found
 
 
-def growth(found: Sequence[int], warm: int) -> float:
-    """Growth after the first ``warm``, as a share."""
-    return found[-1] / found[warm] - 1
+def growth(found: Sequence[int]) -> float:
+    """Growth after the first tenth, as a share."""
+    warm = found[len(found) // 10]
+    return found[-1] / warm - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run both parts, print, exit 1 beyond the bound."""
     parser = record.parser(__doc__, tokens=4, prompts=0)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--cycles", type=int, default=70)
+    parser.add_argument("--cycles", type=int, default=50)
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     target = str(gguf_files.target("q4_1")) if flags.target == "demo" else flags.target
@@ -88,15 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cycles": cycles(load, flags.cycles),
     }
     left = descriptors() - opened
-    warm = {name: len(found) // 10 for name, found in parts.items()}
-    warm["cycles"] = WARM if flags.cycles > WARM else warm["cycles"]
-    result = {name: growth(found, warm[name]) for name, found in parts.items()}
+    result = {name: growth(found) for name, found in parts.items()}
     for name, found in parts.items():
-        first, last = found[warm[name]] / MIB, found[-1] / MIB
-        print(
-            f"{len(found)} {name}, {warm[name]} to warm up: {first:.1f} to {last:.1f} MiB, "
-            f"{100 * result[name]:+.2f} %"
-        )
+        warm, last = found[len(found) // 10] / MIB, found[-1] / MIB
+        print(f"{len(found)} {name}: {warm:.1f} to {last:.1f} MiB, {100 * result[name]:+.2f} %")
     print(f"descriptors left open: {left}")
     record.write(
         flags.out or Path("runs/gguf-soak.json"),

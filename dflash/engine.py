@@ -207,11 +207,11 @@ class Engine(Closing):
             recorder.cached, lease.length = lease.reuse, len(request.prompt)
             for step in self._steps(request, lease, chosen):
                 lease.length += len(step.tokens)
-                step, chunk = reader.read(step)
+                step, chunk = reader.read(step, getattr(chosen.policy, "state", None))
                 recorder.add(step)
                 if step.finish is not None:
                     break
-                yield replace(chunk, index=index, state=getattr(chosen.policy, "state", None))
+                yield replace(chunk, index=index) if index else chunk
         assert step.finish is not None, "the loop ends with a finish"
         stats = blocks.explained(self._measured(recorder.stats()), chosen)
         reason = step.finish.value

@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from dflash.errors import CheckpointError
 
 MAGIC = b"GGUF"
 KEPT = "dflash_engine.config"  # what a draft's config says and a sidecar has no key for, as JSON
 VERSIONS = (2, 3)
-_STRING, _ARRAY = 8, 9
+_STRING, _ARRAY, _LENGTH = 8, 9, 8  # two types, and the bytes of a text's length
 _SCALARS = {  # type number -> struct code
     0: "B",
     1: "b",
@@ -76,6 +77,44 @@ class TensorInfo:
             return None
         _, numbers, size = BLOCKS[self.kind]
         return prod(self.shape) // numbers * size
+
+
+class Strings(Sequence[str]):
+    """Texts as they lie in the file, a length before each; what is no character is U+FFFD.
+
+    A vocabulary has a hundred thousand of them. As objects they take ten times the room, and each
+    load and close leaves the interpreter's small blocks in more pieces.
+    """
+
+    __slots__ = ("_data", "_starts")
+
+    def __init__(self, data: bytes, starts: array[int]) -> None:
+        """``starts`` of the lengths in ``data``, and its end."""
+        self._data, self._starts = data, starts
+
+    def __len__(self) -> int:
+        """Texts."""
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        """A text, or a list of some."""
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        at = range(len(self))[place]
+        start, end = self._starts[at] + _LENGTH, self._starts[at + 1]
+        return self._data[start:end].decode(errors="replace")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether ``other`` has the same texts in the same order."""
+        if isinstance(other, Strings):
+            return self._data == other._data
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +232,23 @@ class _Cursor:
 
     def string(self) -> str:
         """A length and that many bytes of UTF-8; what is no character becomes U+FFFD."""
-        size = self.number("Q")
+        size = self._over_string()
+        return bytes(self._data[self.at - size : self.at]).decode(errors="replace")
+
+    def strings(self, count: int) -> Strings:
+        """``count`` of them."""
+        first, starts = self.at, array("Q", [0])
+        for _ in range(count):
+            self._over_string()
+            starts.append(self.at - first)
+        return Strings(bytes(self._data[first : self.at]), starts)
+
+    def _over_string(self) -> int:
+        size: int = self.number("Q")
         if size > len(self._data) - self.at:
             raise ValueError("it ends in the middle of its header")
         self.at += size
-        return bytes(self._data[self.at - size : self.at]).decode(errors="replace")
+        return size
 
     def value(self) -> tuple[Any, tuple[int, int]]:
         """A typed value, and its type with that of its elements."""
@@ -209,7 +260,7 @@ class _Cursor:
             return list(self.numbers(_SCALARS[inner], count)), (kind, inner)
         if inner != _STRING:
             raise ValueError(f"an array of type {inner}")
-        return [self.string() for _ in range(count)], (kind, inner)
+        return self.strings(count), (kind, inner)
 
     def _one(self, kind: int) -> Any:
         return self.string() if kind == _STRING else self.number(_SCALARS[kind])

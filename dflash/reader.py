@@ -6,7 +6,7 @@ so the ids are those of plain decoding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -25,8 +25,8 @@ class Reader:
         self._single = bool(stop)  # where a stop string ends is a question of single tokens
         self._early = min_tokens
 
-    def read(self, step: Step) -> tuple[Step, Chunk]:
-        """The step cut at a stop string, and what it adds to the text."""
+    def read(self, step: Step, state: str | None = None) -> tuple[Step, Chunk]:
+        """The step cut at a stop string, and what it adds to the text, with the policy's state."""
         pieces: list[Piece] = []
         kept = 0
         for source, ids in self._runs(step):
@@ -41,32 +41,32 @@ class Reader:
             pieces.append(Piece(self._text.finish(), pieces[-1].source if pieces else "target"))
             if self._text.stopped:  # what was held back completed a stop string
                 step = replace(step, finish=Finish.STOP)
-        return step, _chunk(step, pieces)
+        return step, _chunk(step, pieces, state)
 
-    def _runs(self, step: Step) -> Iterator[tuple[Source, list[int]]]:
+    def _runs(self, step: Step) -> list[tuple[Source, list[int]]]:
         drafts, own = step.tokens[: step.accepted], step.tokens[step.accepted :]
-        parts: tuple[tuple[Source, list[int]], ...] = (("draft", drafts), ("target", own))
-        for source, ids in parts:
-            if self._single:
-                yield from ((source, [i]) for i in ids)
-            elif ids:
-                yield source, ids
+        parts: list[tuple[Source, list[int]]] = [("draft", drafts), ("target", own)]
+        if self._single:
+            return [(source, [i]) for source, ids in parts for i in ids]
+        return [part for part in parts if part[1]]
 
 
-def _chunk(step: Step, pieces: Sequence[Piece]) -> Chunk:
-    merged = tuple(
-        Piece("".join(piece.text for piece in group), source)
-        for source, group in groupby((p for p in pieces if p.text), key=lambda p: p.source)
-    )
-    drafts = step.accepted
+def _chunk(step: Step, pieces: Sequence[Piece], state: str | None) -> Chunk:
+    merged = tuple([piece for piece in pieces if piece.text])
+    if len(merged) > 1:
+        merged = tuple(
+            Piece("".join(piece.text for piece in group), source)
+            for source, group in groupby(merged, key=lambda piece: piece.source)
+        )
+    drafts, notes = step.accepted, step.verdict.notes
     sources: list[Source] = ["draft"] * drafts
     sources += ["target"] * (len(step.tokens) - drafts)
-    notes = step.verdict.notes
     return Chunk(
-        text="".join(piece.text for piece in merged),
+        text="".join([piece.text for piece in merged]),
         token_ids=tuple(step.tokens),
         sources=tuple(sources),
         pieces=merged,
+        state=state,
         logprobs=None if notes is None else tuple(notes[: len(step.tokens)]),
         drafted=step.verdict.drafted,
     )

@@ -81,7 +81,8 @@ def edited(
     for key, value in {**header.metadata, **(keys or {})}.items():
         if value is None or key == "general.architecture":
             continue
-        kind, inner = header.kinds.get(key, (gguf.GGUFValueType.get_type(value), -1))
+        known = header.kinds.get(key)
+        kind, inner = known or (gguf.GGUFValueType.get_type(value), -1)
         sub = None if inner < 0 else gguf.GGUFValueType(inner)
         writer.add_key_value(key, value, gguf.GGUFValueType(kind), sub)
     stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}

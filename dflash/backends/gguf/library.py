@@ -10,8 +10,6 @@ import atexit
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -121,7 +119,7 @@ class Library:
         self.lines: deque[str] = deque(maxlen=200)
         self.verbose = False
         self._log = _Log(self._take)  # the library keeps the pointer
-        self.llama_log_set(self._log, None)
+        self.listen()
         self.owners: WeakSet[Any] = WeakSet()  # models and contexts alive
         atexit.register(self._quit)
         self.llama_backend_init()
@@ -130,19 +128,12 @@ class Library:
         """The functions bound by name."""
         raise AttributeError(name)
 
-    @contextmanager
-    def listening(self) -> Iterator[list[str]]:
-        """Errors that the library logs meanwhile."""
+    def listen(self) -> list[str]:
+        """Errors that the library logs from here on, until the next call of this."""
         self.llama_log_set(self._log, None)  # the wheel's own server takes it away
         self.lines.clear()
-        errors: list[str] = []
-        self._errors = errors
-        try:
-            yield errors
-        finally:
-            self._errors = None
-
-    _errors: list[str] | None = None
+        self._errors: list[str] = []
+        return self._errors
 
     def lacks(self) -> list[str]:
         """Symbols that drafts need to read states of the target, and that are not exported."""
@@ -173,7 +164,7 @@ class Library:
     def _take(self, level: int, text: bytes, _: Any) -> None:
         line = (text or b"").decode(errors="replace")
         self.lines.append(line)
-        if level == ERROR and self._errors is not None and line.strip():
+        if level == ERROR and line.strip():
             self._errors.append(line.strip())
         if self.verbose and level != DEBUG:  # those are by the thousand
             sys.stderr.write(line)

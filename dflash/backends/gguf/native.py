@@ -49,8 +49,8 @@ class Model:
         params.load_mtp = heads
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = repack
-        with library.listening() as errors:
-            handle = library.llama_model_load_from_file(os.fsencode(file), params)
+        errors = library.listen()
+        handle = library.llama_model_load_from_file(os.fsencode(file), params)
         if not handle:
             raise CheckpointError(f"llama.cpp cannot load {file}: {_told(errors)}")
         self.library, self.handle, self.file = library, ctypes.c_void_p(handle), file
@@ -89,8 +89,8 @@ class Context:
         library = model.library
         params.n_outputs_max = min(OUTPUTS, params.n_batch)
         params.n_outputs_max_per_seq = params.n_outputs_max
-        with library.listening() as errors:
-            handle = library.llama_init_from_model(model.handle, params)
+        errors = library.listen()
+        handle = library.llama_init_from_model(model.handle, params)
         if not handle and "cache type" in (told := _told(errors)):
             raise ConfigError(f"{told}. The formats f16 and f32 work for every model")
         if not handle:
@@ -109,7 +109,7 @@ class Context:
         self.before_pass: Callable[[], None] | None = None
         self._logits = library.llama_get_logits
         self._decode = library.llama_decode
-        self._seen: tuple[Any, ...] = ()  # where the last pass's logits lay, how many, the array
+        self._seen: tuple[int, Floats] | None = None  # where the last pass's logits lay
         self._make_buffers(width, self.model.width if states else 0)
 
     def _make_buffers(self, width: int, state: int) -> None:
@@ -138,8 +138,11 @@ class Context:
         """Run ``tokens`` at positions from ``start``; the last ``outputs`` rows give logits."""
         count = len(tokens)
         assert 0 < count <= self.most, f"{count} rows in one pass of at most {self.most}"
-        assert outputs <= min(OUTPUTS, self.most), f"logits of {outputs} rows at once"
-        self._token[:count] = tokens
+        assert outputs <= min(OUTPUTS, count), f"logits of {outputs} rows at once"
+        if count == 1:
+            self._token[0] = tokens[0]
+        else:
+            self._token[:count] = tokens
         self._call(self._batch, count, start, outputs)
 
     def feed(self, rows: Floats, start: int) -> None:
@@ -172,26 +175,29 @@ class Context:
         self, batch: Batch, count: int, start: int, outputs: int, compute: Any = None
     ) -> None:
         assert start + count <= self.size, FULL
-        self._pos[:count] = np.arange(start, start + count, dtype=np.int32)
+        if count == 1:  # a plain step is timed in microseconds, and so are slices
+            self._pos[0], self._wanted[0] = start, outputs
+        else:
+            self._pos[:count] = np.arange(start, start + count, dtype=np.int32)
+            self._wanted[:count] = 0
+            self._wanted[count - outputs : count] = 1
         if self._sections > 1 and not batch.token:  # one after the other; text has three alike
             self._pos[: 4 * count] = np.append(np.tile(self._pos[:count], 3), [0] * count)
-        self._wanted[:count] = 0
-        self._wanted[count - outputs : count] = 1
         batch.n_tokens = count
         if self.before_pass is not None:
             self.before_pass()
-        with self.library.listening() as errors:
-            status = (compute or self._decode)(self.handle, batch)
+        errors = self.library.listen()
+        status = (compute or self._decode)(self.handle, batch)
         if status != 0:
             raise OutOfMemory(f"llama.cpp's decode failed with status {status}: {_told(errors)}")
 
     def logits(self, rows: int) -> Floats:
         """Logits [rows, V] of the last pass; llama.cpp's memory, good until the next one."""
         address = self._logits(self.handle)
-        if self._seen[:2] != (address, rows):  # it hardly ever moves
-            self._seen = (address, rows, rows_at(address, rows, self.model.vocab_size))
-        found: Floats = self._seen[2]
-        return found
+        if self._seen is None or self._seen[0] != address:  # it hardly ever moves
+            most = min(OUTPUTS, self.most)  # room for that many was asked for
+            self._seen = address, rows_at(address, most, self.model.vocab_size)
+        return self._seen[1][:rows]
 
     def rollback(self, length: int) -> bool:
         """Forget positions from ``length`` on. False: this memory cannot, and has not."""

@@ -14,6 +14,7 @@ from math import isfinite
 from dflash.backends.gguf.native import Array, Context
 from dflash.backends.gguf.taps import Taps
 from dflash.core.host import Ruling, rule
+from dflash.core.logits import changes_logits
 from dflash.core.types import Proposal, Request, Verdict
 from dflash.errors import WeightsError
 
@@ -30,7 +31,7 @@ class GgufTarget:
         self._context, self._taps = opened(capacity)
         self._tokens: list[int] = []
         self._cached = 0  # rows in the cache
-        self._request = Request((), 0)
+        self._request, self._bare = Request((), 0), False  # bare: an argmax and nothing else
         self._verdict: Verdict[Array] | None = None
 
     def holds(self, prompt: Sequence[int], most: int) -> int:
@@ -49,6 +50,9 @@ class GgufTarget:
         assert 0 <= reuse < len(prompt), "at least the last prompt token is run"
         self._rewind(reuse)
         self._tokens, self._request = prompt[:reuse], request
+        sampling = request.sampling
+        self._bare = sampling.temperature == 0 and sampling.logprobs is None
+        self._bare = self._bare and not changes_logits(request)
         for start in range(reuse, len(prompt), self._context.most):
             rows = prompt[start : start + self._context.most]
             last = start + len(rows) == len(prompt)
@@ -95,7 +99,7 @@ class GgufTarget:
         if self._cached:
             twin._context.restore(self._context.save())
         twin._tokens, twin._cached = list(self._tokens), self._cached
-        twin._request = self._request
+        twin._request, twin._bare = self._request, self._bare
         return twin
 
     def grow(self, capacity: int) -> None:
@@ -119,10 +123,13 @@ class GgufTarget:
 
     def _judge(self, rows: int, drafted: Sequence[int] = (), q: Array | None = None) -> Ruling:
         logits = self._context.logits(rows)
-        output = self._tokens[len(self._request.prompt) :]
-        ruling = rule(logits, self._request, output, drafted, q)
-        said = zip(logits, ruling.tokens, strict=False)
-        if not all(isfinite(row.item(token)) for row, token in said):
+        if rows == 1 and self._bare:  # `rule` without what a plain step does not need
+            ruling = Ruling([int(logits.argmax())], 0)
+        else:
+            output = self._tokens[len(self._request.prompt) :]
+            ruling = rule(logits, self._request, output, drafted, q)
+        said = enumerate(ruling.tokens)
+        if not all(isfinite(logits.item(row, token)) for row, token in said):
             raise WeightsError(
                 "the target computed logits that are not finite: its weights are damaged, or a "
                 "number format is too narrow for it (try type_k and type_v f16)"

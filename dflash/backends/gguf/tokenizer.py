@@ -28,6 +28,7 @@ class GgufTokenizer:
         self.eos_token_id: int | None = eos if eos >= 0 else None
         self.add_bos_token = bool(self._library.llama_vocab_get_add_bos(model.vocab))
         self._kinds = metadata.get("tokenizer.ggml.token_type") or []
+        self._words: dict[int, bytes] = {}  # tokens decoded so far
         texts = metadata.get("tokenizer.ggml.tokens") or []
         self._names = {
             name: texts[i] if i is not None and i < len(texts) else ""
@@ -48,9 +49,19 @@ class GgufTokenizer:
             size = -count
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text, special tokens left out; bytes that are no character print as U+FFFD."""
-        words = self.vocabulary
-        return b"".join(words[token] for token in ids).decode(errors="replace")
+        """Ids to text, special tokens left out; bytes that are no character print as U+FFFD.
+
+        Raises IndexError for what is no token.
+        """
+        words = self._words
+        try:
+            raw = b"".join([words[token] for token in ids])
+        except KeyError:
+            for token in {*ids} - words.keys():
+                known = range(self._model.vocab_size)[token]  # llama.cpp aborts at others
+                words[token] = self._piece(known)
+            raw = b"".join([words[token] for token in ids])
+        return raw.decode(errors="replace")
 
     @cached_property
     def vocabulary(self) -> tuple[bytes, ...]:
