@@ -6,13 +6,16 @@ The text at temperature 0 is the target's, whatever the draft, so where a draft 
 right can be read off a text that is there already: each round starts where the last one ended, as
 in generation. Texts are generated once and kept in ``--texts``. ``--vocab N`` lets a draft say only
 the N tokens that are most frequent in ``--data`` (the vocabulary of `dflash train --draft-vocab`).
+What comes after the first is compared with it, at equal block size: the averages over sets, and a
+95 % interval by drawing texts anew.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +33,7 @@ from dflash.train.features import FeatureStore
 from dflash.train.losses import FrequentTokens
 
 Texts = dict[str, list[Conversation]]
+Walked = Mapping[str, Sequence[Score]]  # texts by set
 SEEN = 320  # tokens of a conversation that count towards a vocabulary
 
 
@@ -104,7 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Walk every draft over every set, and print."""
     parser = record.parser(__doc__, tokens=128, prompts=40)
     parser.add_argument("--drafts", required=True, help="folders, separated by commas")
-    parser.add_argument("--paths", default="walk", help="walk, best, rows (no selector)")
+    parser.add_argument(
+        "--paths", default="walk", help="of DFlash2: walk, best, rows (no selector)"
+    )
+    parser.add_argument("--block-sizes", default="", help="default: each draft's own")
     parser.add_argument("--sets", default=",".join(sets.HELD_OUT))
     parser.add_argument("--texts", type=Path, default=Path("runs/texts.json"))
     parser.add_argument("--data", type=Path, default=None, help="JSONL, for --vocab")
@@ -116,19 +123,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target = load_target(name, device="cpu", dtype="float32", pack=False)
     found = texts(flags, target)
     heads = {label: head_of(target, ids) for label, ids in vocabularies(flags, target).items()}
-    result: dict[str, dict[str, Score]] = {}
+    result: dict[str, Walked] = {}
+    first: dict[str, Walked] = {}  # by block size
     with TemporaryDirectory() as folder:
         for draft in flags.drafts.split(","):
             loaded = load_draft(draft, target, "float32", pack=False)
             materials = lay_out(loaded.spec.taps, target, found, Path(folder))
-            for path in flags.paths.split(","):
-                for label, head in heads.items():
-                    scores = {
-                        s: score(loaded.model, materials, found, s, head, path) for s in found
-                    }
-                    result[f"{draft} {path}{label}"] = scores
-                    show(f"{draft} {path}{label}", scores)
-    rows = {key: {s: asdict(v) for s, v in scores.items()} for key, scores in result.items()}
+            paths = flags.paths if loaded.spec.dflash2 else "walk"  # others have one way
+            for size, path, label in product(flags.block_sizes.split(","), paths.split(","), heads):
+                if size:
+                    loaded.model.spec = replace(loaded.spec, block_size=int(size))
+                walked = {
+                    s: score(loaded.model, materials, found, s, heads[label], path) for s in found
+                }
+                key = f"{draft} {path}{label}{size and f' block {size}'}"
+                result[key] = walked
+                show(key, walked, first.setdefault(size, walked))
+    rows = {
+        key: {
+            name: asdict(total(texts)) | {"texts": [(t.committed, t.rounds) for t in texts]}
+            for name, texts in walked.items()
+        }
+        for key, walked in result.items()
+    }
     record.write(flags.out or Path("runs/walks.json"), {"conditions": before, "walks": rows})
 
 
@@ -151,19 +168,48 @@ def score(
     name: str,
     head: Head,
     path: Any,
-) -> Score:
-    """Committed tokens per pass over the texts of one set."""
+) -> list[Score]:
+    """Committed tokens per pass over each text of one set."""
     order = [key for key, part in found.items() for _ in part]
     chosen = [(i, c) for i, c in enumerate(materials.sequences) if order[i] == name]
     materials.mask_id = model.spec.mask_token_id
-    return walk(model, materials, chosen, head, path=path)
+    return [walk(model, materials, [one], head, path=path) for one in chosen]
 
 
-def show(label: str, scores: dict[str, Score]) -> None:
-    """One line."""
-    cells = " ".join(f"{name} {s.mean_committed:.3f}" for name, s in scores.items())
-    average = sum(s.mean_committed for s in scores.values()) / len(scores)
-    print(f"{label}: {cells} average {average:.3f}", flush=True)
+def total(texts: Sequence[Score]) -> Score:
+    """Several texts as one; a text's places are all committed, so these weigh its rows."""
+    committed = sum(text.committed for text in texts)
+    rounds = sum(text.rounds for text in texts)
+    rows = [
+        sum(text.by_position[row] * text.committed for text in texts) / max(committed, 1)
+        for row in range(len(texts[0].by_position) if texts else 0)
+    ]
+    return Score(committed / max(rounds, 1), rounds, committed, rows)
+
+
+def average(walked: Walked, drawn: Sequence[tuple[str, int]]) -> float:
+    """Mean over sets of committed tokens per pass, over ``drawn`` texts (set and place)."""
+    means = []
+    for name, texts in walked.items():
+        found = [texts[place] for at, place in drawn if at == name]
+        means += [total(found).mean_committed] if found else []
+    return sum(means) / max(len(means), 1)
+
+
+def show(label: str, walked: Walked, first: Walked) -> None:
+    """One line; what is not the first is held against it."""
+    cells = " ".join(f"{name} {total(t).mean_committed:.3f}" for name, t in walked.items())
+    every = [(name, place) for name, texts in walked.items() for place in range(len(texts))]
+    line = f"{label}: {cells} average {average(walked, every):.3f}"
+    if walked is not first:
+
+        def gain(drawn: Sequence[int]) -> float:
+            texts = [every[place] for place in drawn]
+            return 100 * (average(walked, texts) / average(first, texts) - 1)
+
+        low, high = record.bootstrap(len(every), gain)
+        line += f" ({gain(range(len(every))):+.1f} % [{low:+.1f}, {high:+.1f}])"
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

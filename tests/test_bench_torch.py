@@ -18,6 +18,7 @@ from dflash.backends.torch import pair as pair_module  # noqa: E402
 from dflash.backends.torch.graph_check import open_graphs  # noqa: E402
 from dflash.backends.torch.load import load_target  # noqa: E402
 from dflash.bench import roofline  # noqa: E402
+from dflash.train.evaluate import Score  # noqa: E402
 from tests.backends.tape import Tape  # noqa: E402
 from tests.backends.tiny import (  # noqa: E402
     reference_generate,
@@ -175,7 +176,9 @@ def test_walks_over_a_text_are_what_generation_accepts(
         ]
     )
     found = json.loads(out.read_text())["walks"]
-    assert len(found) == len(capsys.readouterr().out.splitlines()) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert len(found) == len(lines) == 3
+    assert "%" not in lines[0] and all("% [" in line for line in lines[1:])
     with dflash.load(str(folder), draft=str(second), device="cpu", profile=False) as engine:
         for path in ("walk", "best"):
             stats = engine.generate(PROMPT, max_tokens=40, block_size=8, draft_path=path).stats
@@ -184,6 +187,41 @@ def test_walks_over_a_text_are_what_generation_accepts(
                 stats.rounds,
                 stats.completion_tokens - 1,
             )
+            assert walked["texts"] == [[walked["committed"], walked["rounds"]]]
+
+
+def test_walks_of_shorter_blocks_are_what_generation_accepts_at_that_size(
+    folder: Path, tmp_path: Path
+) -> None:
+    draft = save_draft(
+        tmp_path / "draft", is_causal=False, block_size=8,
+        dflash_config={"mask_token_id": 300, "target_layer_ids": [0, 2]},
+    )  # fmt: skip
+    row = {"prompt": PROMPT, "text": reference_generate(tiny_target(), PROMPT, 40)}
+    (tmp_path / "texts.json").write_text(json.dumps({"gsm8k": [row]}))
+    out = tmp_path / "walks.json"
+    walks.main(
+        [
+            *("--target", str(folder), "--drafts", str(draft), "--block-sizes", "8,3"),
+            *("--texts", str(tmp_path / "texts.json"), "--threads", "1", "--out", str(out)),
+        ]
+    )
+    found = json.loads(out.read_text())["walks"]
+    with dflash.load(str(folder), draft=str(draft), device="cpu", profile=False) as engine:
+        for size in (8, 3):
+            stats = engine.generate(PROMPT, max_tokens=40, block_size=size).stats
+            assert found[f"{draft} walk block {size}"]["gsm8k"]["rounds"] == stats.rounds
+
+
+def test_a_comparison_weighs_sets_alike_and_texts_by_their_passes() -> None:
+    def texts(*counts: tuple[int, int]) -> list[Score]:
+        return [Score(c / r, r, c, [c / r]) for c, r in counts]
+
+    walked = {"a": texts((30, 10), (10, 10)), "b": texts((8, 4))}
+    every = [("a", 0), ("a", 1), ("b", 0)]
+    assert walks.average(walked, every) == (2.0 + 2.0) / 2
+    assert walks.average(walked, every[:1]) == 3.0
+    assert walks.total(walked["a"]).by_position == [(3 * 30 + 1 * 10) / 40]
 
 
 def test_texts_made_side_by_side_are_each_prompts_own(folder: Path) -> None:
