@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -158,18 +159,31 @@ def test_a_card_that_promises_too_much_does_no_lasting_harm() -> None:
         assert found <= 1.03
 
 
-def test_requests_of_all_kinds_in_turn_stay_near_plain_at_worst() -> None:
-    """The profile is that of the mixture, so no request knows what it is in for."""
-    order = list(TEXTS) * 8
-    random.Random(3).shuffle(order)
-    for machine in MACHINES.values():
-        profile, spent, seen = Profile(), Counter[str](), Counter[str]()
-        for name in order:
-            simulation = Simulation(machine, TEXTS[name], seed=seen[name])
-            spent[name] += simulation.run(lambda: Adaptive(8, profile), 1, TOKENS)  # type: ignore[assignment]  # noqa: B023
-            seen[name] += 1
-        assert max(spent[name] / seen[name] for name in TEXTS) <= 1.045
-        assert sum(spent.values()) / len(order) <= 1.01
+def mixture(machine: Machine, order: list[str]) -> dict[str, float]:
+    """Time per token of each kind of text, all played in this ``order`` with one profile."""
+    profile, spent, seen = Profile(), Counter[str](), Counter[str]()
+    for name in order:
+        simulation = Simulation(machine, TEXTS[name], seed=seen[name])
+        spent[name] += simulation.run(lambda: Adaptive(8, profile), 1, TOKENS)  # type: ignore[assignment]
+        seen[name] += 1
+    return {name: spent[name] / seen[name] for name in TEXTS}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_requests_of_all_kinds_in_turn_cost_no_more_than_plain(machine: Machine) -> None:
+    """The profile is that of the mixture, so no request knows what it is in for.
+
+    Where little is to be gained, one order says little: on four bits the mean of one lies half a
+    percent to either side. So the mean of twelve is held to plain decoding there.
+    """
+    means = []
+    for seed in range(12 if machine is MACHINES["four bits on a CPU"] else 2):
+        order = list(TEXTS) * 8
+        random.Random(seed).shuffle(order)
+        found = mixture(machine, order)
+        assert max(found.values()) <= 1.045
+        means.append(fmean(found.values()))
+    assert fmean(means) <= 1.0
 
 
 def test_text_that_becomes_predictable_is_noticed() -> None:
