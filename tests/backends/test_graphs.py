@@ -172,6 +172,19 @@ def test_the_next_session_of_a_size_replays_what_the_last_one_recorded(
     assert not graphs.bytes()
 
 
+def test_memory_of_another_number_format_is_not_taken_for_ones_own() -> None:
+    """A draft as deep as its target, in a narrower format, leaves memory of the target's shape."""
+    graphs = Graphs(Tape())
+    for dtype in (torch.bfloat16, torch.float64):
+        sides = [Side(target_of(dtype=dtype), how) for how in (graphs, None)]
+        for side in sides:
+            side.run(ids(20), 1)
+            side.run(ids(4))
+        ours, theirs = (side.cache.memory(torch.empty(0), 0).dtype for side in sides)
+        assert ours == theirs == dtype
+        sides[0].forward.close()  # type: ignore[attr-defined]
+
+
 def test_no_more_passes_are_kept_than_may_be(
     target: LoadedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from dflash.backends.torch.dflash import DFlashDraftModel, KeyValue
 from dflash.backends.torch.draft_cache import LayerCache
 from dflash.backends.torch.draft_fused import FusedDraft
-from dflash.backends.torch.graphs import Graphs, Memory, Recipe, stretch
+from dflash.backends.torch.graphs import Graphs, Memory, Recipe, form_of, stretch
 from dflash.backends.torch.slots import fixed_slots
 from dflash.backends.torch.tables import States, Tables, draft_logits
 from dflash.backends.torch.upload import upload
@@ -43,7 +43,7 @@ class GraphBlocks:
 
     def adopt(self, caches: Sequence[LayerCache]) -> None:
         """Let empty ``caches`` have memory that a closed session left, if there is some."""
-        self._memory = self._graphs.take(tuple(tuple(cache.rows.shape) for cache in caches))
+        self._memory = self._graphs.take(form_of([cache.rows for cache in caches]))
         if self._memory is not None:
             for cache, rows in zip(caches, self._memory.tensors, strict=True):
                 cache.rows = rows

@@ -100,7 +100,8 @@ class GraphForward:
         """That of ``cache``, which may have taken other memory since the last call."""
         direct = self._direct
         if not cache.length and self._memory is None:
-            self._memory = self._graphs.take((cache.shape(direct.like, direct.keys),))
+            form = cache.shape(direct.like, direct.keys), direct.like.dtype
+            self._memory = self._graphs.take((form,))
             if self._memory is not None:
                 cache.own_memory(self._memory.tensors[0])
         tensors = (cache.memory(direct.like, direct.keys),)

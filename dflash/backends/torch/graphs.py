@@ -33,6 +33,9 @@ MOST_SPARE = 2  # memories that wait for a session of their size
 ROWS_AXIS = 3  # of memory: [.., .., .., rows, D]
 
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
+Form: TypeAlias = tuple[
+    tuple[tuple[int, ...], torch.dtype], ...
+]  # shape and dtype, tensor by tensor
 
 
 class Recorder(Protocol):
@@ -93,9 +96,9 @@ class Memory:
         self.clean(held)
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
+    def form(self) -> Form:
         """Of its tensors."""
-        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+        return form_of(self.tensors)
 
     def under(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it is the memory of ``tensors``."""
@@ -163,11 +166,11 @@ class Graphs:
         self.off = why
         self.forget()
 
-    def take(self, shapes: tuple[tuple[int, ...], ...]) -> Memory | None:
-        """Memory that a closed session left, if some has these shapes."""
+    def take(self, form: Form) -> Memory | None:
+        """Memory that a closed session left, if some is of this form."""
         with self._lock:
             for memory in self._spare:
-                if memory.shapes == shapes:
+                if memory.form == form:
                     self._spare.remove(memory)
                     return memory
         return None
@@ -228,6 +231,11 @@ class CudaRecorder:
         ):
             body()
         return graph
+
+
+def form_of(tensors: Sequence[Tensor]) -> Form:
+    """What memory must have in common to stand in for ``tensors``."""
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
 def stretch(end: int, capacity: int) -> int:
