@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("xllamacpp")
 
-from dflash.backends.gguf import layout, open_pair  # noqa: E402 - after the checks
+from dflash.backends.gguf import layout, open_pair, settings  # noqa: E402 - after the checks
 from dflash.backends.gguf.library import library  # noqa: E402
 from dflash.backends.gguf.sidecar import read_sidecar  # noqa: E402
 from dflash.backends.gguf.taps import CallbackTaps, NativeTaps  # noqa: E402
@@ -284,6 +284,16 @@ def test_a_least_probability_shortens_blocks_and_a_least_length_drops_them(
             found = engine.generate(PROMPT, max_tokens=30, block_size=6, draft_p_min=0.3)
         assert found.stats.drafted == drafted[1]
         assert drafted[0] > drafted[1] >= drafted[2] == drafted[3] == 0
+
+
+@pytest.mark.parametrize(("asked", "found"), [(None, 7), (0, 0), (3, 3), ("all", -2)])
+def test_a_drafts_layers_on_a_gpu_are_the_targets_only_where_nothing_is_said(
+    asked: Any, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "Model", lambda *_, gpu_layers, **__: gpu_layers)
+    load = LoadConfig("t.gguf", gguf={"n_gpu_layers": 7, "draft_n_gpu_layers": asked})
+    made: Any = settings.Settings(load, library())
+    assert (made.target(Path("t.gguf"), False), made.draft(Path("d.gguf"))) == (7, found)
 
 
 def test_what_only_llama_cpps_own_server_drafts_with_is_sent_there(

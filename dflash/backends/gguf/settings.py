@@ -29,8 +29,8 @@ class Settings:
 
     def draft(self, file: Path) -> Model:
         """The weights of a draft."""
-        options = self.options
-        return self._model(file, options.draft_n_gpu_layers or options.n_gpu_layers, False)
+        asked = self.options.draft_n_gpu_layers
+        return self._model(file, self.options.n_gpu_layers if asked is None else asked, False)
 
     def params(self, capacity: int) -> Any:
         """Those of a target's context for ``capacity`` tokens."""
