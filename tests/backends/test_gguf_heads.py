@@ -70,6 +70,20 @@ def test_a_target_with_heads_uses_them_unless_told_otherwise(files: dict[str, Pa
         opened.close()
 
 
+def test_heads_that_cannot_draft_are_no_secret_where_nobody_asked_for_them(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash.backends.gguf.heads.GRAPHS", frozenset())
+    opened = load(files, None, True)
+    (note,) = opened.warnings
+    assert note.startswith("plain decoding: llama.cpp has no graph") and "--no-mtp" in note
+    assert opened.draft_name is None
+    opened.close()
+    quiet = load(files, None, False)
+    assert quiet.warnings == ()
+    quiet.close()
+
+
 def test_heads_that_cannot_draft_are_one_sentence(files: dict[str, Path], tmp_path: Path) -> None:
     llama = write_gguf(tmp_path / "llama.gguf", tiny_target("llama"), tiny_tokenizer())
     with pytest.raises(ConfigError, match="has no multi-token prediction heads"):

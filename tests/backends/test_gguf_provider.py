@@ -58,11 +58,18 @@ def test_of_two_it_is_xllamacpp_unless_the_other_is_asked_for(
     assert provider.choose().find()[0].name == "libllama.so"
 
 
-def test_what_is_not_there_is_one_error(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there_is_one_error(
+    install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(MissingBackend, match="needs xllamacpp: pip install"):
         provider.choose()
     install("xllamacpp", file="")
     with pytest.raises(MissingBackend, match="holds no library"):
+        provider.choose().find()
+    (tmp_path / "xllamacpp" / "xllamacpp.so").touch()
+    (tmp_path / "xllamacpp-1.2.3.dist-info" / "METADATA").unlink()
+    (tmp_path / "xllamacpp-1.2.3.dist-info").rmdir()
+    with pytest.raises(MissingBackend, match="was not installed as the package xllamacpp"):
         provider.choose().find()
     monkeypatch.setenv(VARIABLE, "llama-cpp-python")
     with pytest.raises(MissingBackend, match="llama-cpp-python is not installed: pip install lla"):
@@ -78,7 +85,7 @@ def test_an_unknown_version_is_refused_before_its_structs_are_used(tmp_path: Pat
             layout.check(None, package, "0.0.1")
     file = tmp_path / "libllama.so"
     file.write_text("no library")
-    with pytest.raises(MissingBackend, match="cannot be loaded"):
+    with pytest.raises(MissingBackend, match=r"cannot be loaded.*pip install --force-reinstall"):
         Library(file, "llama-cpp-python", "0.3.36")
 
 

@@ -22,6 +22,7 @@ class ChainDraft(QueuedDraft):
     """DraftSession over one context whose passes take tokens and states side by side."""
 
     _newest = 1
+    _outputs = 0  # rows of the last pass that went through the head
 
     def __init__(
         self, opened: Callable[[int], Context], capacity: int, limits: Limits, fused: bool
@@ -66,5 +67,3 @@ class ChainDraft(QueuedDraft):
             return None if self._least and confidence(row) < self._least else row
 
         return propose_in_turn(row_after, self._request, self._output())
-
-    _outputs = 0

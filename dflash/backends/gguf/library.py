@@ -105,7 +105,10 @@ class Library:
         try:
             self._handle = ctypes.CDLL(str(path))
         except OSError as problem:
-            raise MissingBackend(f"{path} cannot be loaded ({problem})") from problem
+            raise MissingBackend(
+                f"{path} cannot be loaded ({problem}). Install it again: pip install "
+                f"--force-reinstall --no-deps '{package}=={version}'"
+            ) from problem
         missing = [name for name in SIGNATURES if not hasattr(self._handle, name)]
         if missing:
             raise MissingBackend(
@@ -141,12 +144,21 @@ class Library:
 
     def insist_on_states(self) -> None:
         """Raise MissingBackend where the library `lacks` something."""
-        if missing := self.lacks():
+        if why := self.why_no_states():
             raise MissingBackend(
-                f"drafts read states of the target, and the library of {self.name} does not export "
-                f"the calls for that on this platform ({missing[0]}). Plain decoding and --draft "
-                "ngram run with it; for drafts use xllamacpp on Linux or macOS"
+                f"{why}. Plain decoding and --draft ngram run with it; for drafts use xllamacpp on "
+                "Linux or macOS"
             )
+
+    def why_no_states(self) -> str:
+        """Why drafts cannot read states of the target; empty where they can."""
+        missing = self.lacks()
+        if not missing:
+            return ""
+        return (
+            f"drafts read states of the target, and the library of {self.name} does not export the "
+            f"calls for that on this platform ({missing[0]})"
+        )
 
     def _bind(self, context: type[ctypes.Structure]) -> None:
         def bound(name: str, symbol: str, arguments: list[Any], result: Any) -> None:

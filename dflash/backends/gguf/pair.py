@@ -9,7 +9,7 @@ from typing import Self
 
 from dflash.backends.gguf.drafters import Drafter, EagleDrafter, HeadsDrafter, SidecarDrafter
 from dflash.backends.gguf.eagle_file import EagleFile, check_eagle, read_eagle
-from dflash.backends.gguf.heads import insist_on_heads, why_no_heads
+from dflash.backends.gguf.heads import count_heads, insist_on_heads, why_no_heads
 from dflash.backends.gguf.library import library
 from dflash.backends.gguf.native import Context, Model, trim
 from dflash.backends.gguf.queued import QueuedDraft
@@ -31,6 +31,7 @@ class GgufPair:
     """The Pair protocol over two models of llama.cpp."""
 
     backend = "gguf"
+    warnings: tuple[str, ...] = ()  # what is odd about this pair, in sentences for the user
 
     def __init__(
         self, load: LoadConfig, target: Header, draft: File | None = None, heads: bool = False
@@ -82,13 +83,23 @@ class GgufPair:
         header = read_header(load.target)
         check_target(header)
         if load.draft is None:
-            heads = load.mtp and not why_no_heads(header) and not library().lacks()
-            return cls(load, header, heads=heads)
+            return cls._alone(load, header)
         if load.draft == MTP:
             insist_on_heads(header)
         draft = None if load.draft == MTP else _checked(header, read_header(load.draft))
         library().insist_on_states()
         return cls(load, header, draft, heads=draft is None)
+
+    @classmethod
+    def _alone(cls, load: LoadConfig, target: Header) -> Self:
+        """Without a draft, or with the heads inside the target; those that cannot are a note."""
+        if not load.mtp or not count_heads(target):
+            return cls(load, target)
+        why = why_no_heads(target) or library().why_no_states()
+        pair = cls(load, target, heads=not why)
+        if why:
+            pair.warnings = (f"plain decoding: {why}. --no-mtp (mtp=False) does not try them",)
+        return pair
 
     @property
     def threads(self) -> int:

@@ -41,7 +41,13 @@ class Provider:
         files = [file for pattern in self.patterns for file in sorted(folder.glob(pattern))]
         if not files:
             raise MissingBackend(f"{folder} holds no library of llama.cpp: {self._install}")
-        return files[0], metadata.version(self.package)
+        try:
+            return files[0], metadata.version(self.package)
+        except metadata.PackageNotFoundError as problem:
+            raise MissingBackend(
+                f"{folder} was not installed as the package {self.package}, so nothing says which "
+                f"version it is: {self._install}"
+            ) from problem
 
     @property
     def _install(self) -> str:
