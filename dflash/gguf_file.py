@@ -136,6 +136,11 @@ class Header:
         """The metadata ``<architecture>.<key>``."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
+    @property
+    def layers(self) -> int:
+        """Decoder layers, without the prediction heads that a file counts as blocks behind them."""
+        return int(self.own("block_count", 0)) - int(self.own("nextn_predict_layers", 0) or 0)
+
 
 def is_gguf(name: str) -> bool:
     """Whether ``name`` is that of a GGUF file."""

@@ -269,7 +269,7 @@ def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str, str | None
         return _sidecar_facts(Path(reader.data.filename))
     tokens = reader.fields.get("tokenizer.ggml.tokens")
     facts: dict[str, Any] = {
-        "layers": _value(reader, f"{arch}.block_count"),
+        "layers": read_gguf(Path(reader.data.filename)).layers or None,
         "hidden size": _value(reader, f"{arch}.embedding_length"),
         "vocabulary": None if tokens is None else len(tokens.data),
         "context": _value(reader, f"{arch}.context_length"),

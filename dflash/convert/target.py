@@ -77,9 +77,9 @@ def _depth_of(target: Path, draft: Draft) -> int | None:
     for one that is not there.
     """
     if is_gguf(target.name):
-        own = read_header(target).own
-        depth: int | None = int(own("block_count", 0)) - int(own("nextn_predict_layers", 0))
-        width = own("embedding_length")
+        header = read_header(target)
+        depth: int | None = header.layers
+        width = header.own("embedding_length")
     else:
         config: Mapping[str, Any] = read_config(target)
         text = config.get("text_config")

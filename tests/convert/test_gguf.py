@@ -322,6 +322,21 @@ def test_an_eagle_draft_becomes_one_file_and_comes_back(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_prediction_heads_in_the_target_are_no_layers_of_it(target: Path, tmp_path: Path) -> None:
+    """A file counts them as blocks; an EAGLE-3 draft that names no taps reads by the depth."""
+    source, taps = save_eagle(tmp_path / "source"), []
+    keys = json.loads((source / "config.json").read_text())
+    del keys["eagle_config"]
+    (source / "config.json").write_text(json.dumps(keys))
+    for blocks, heads in ((12, None), (13, 1), (13, None)):
+        depth = {"llama.block_count": blocks, "llama.nextn_predict_layers": heads}
+        whole = edited(target, tmp_path / f"{blocks}-{heads}.gguf", depth)
+        draft = tmp_path / f"draft-{blocks}-{heads}.gguf"
+        convert(source, "gguf", draft, target=whole)
+        taps.append(read_header(draft).own("target_layers"))
+    assert taps[0] == taps[1] != taps[2]
+
+
 @pytest.mark.parametrize("changes", [{"fc_norm": True}, {"num_hidden_layers": 2}], ids=str)
 def test_eagle_drafts_of_another_make_are_no_gguf_files(
     changes: dict[str, Any], target: Path, tmp_path: Path

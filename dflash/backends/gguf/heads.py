@@ -26,8 +26,7 @@ def why_no_heads(target: Header) -> str:
     count, file = count_heads(target), target.path.name
     if not count:
         return f"{file} has no multi-token prediction heads ({target.architecture})"
-    first = int(target.own("block_count", 0)) - count
-    if f"blk.{first}.nextn.eh_proj.weight" not in target.tensors:
+    if f"blk.{target.layers}.nextn.eh_proj.weight" not in target.tensors:
         return f"{file} counts {count} multi-token prediction heads, and its tensors lack them"
     if target.architecture not in GRAPHS:
         return (

@@ -166,8 +166,7 @@ def _widths(target: Header, sidecar: Sidecar) -> Iterator[str]:
 
 def depths_apart(target: Header, taps: Sequence[int]) -> Iterator[str]:
     """Taps that llama.cpp does not give."""
-    layers = int(target.own("block_count", 0)) - int(target.own("nextn_predict_layers", 0))
-    architecture = target.architecture
+    layers, architecture = target.layers, target.architecture
     most = layers if architecture in AFTER_LAST else layers - 1
     least = 0 if is_native(architecture) else 1
     outside = [tap for tap in taps if not least <= tap <= most]

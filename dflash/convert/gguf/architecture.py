@@ -177,7 +177,7 @@ def _renamed(
 
 
 def _check_target(spec: DraftSpec, target: Header) -> None:
-    width, depth = int(target.own("embedding_length", 0)), int(target.own("block_count", 0))
+    width, depth = int(target.own("embedding_length", 0)), target.layers
     tokens = len(target.metadata.get("tokenizer.ggml.tokens") or ())
     problems = []
     if target.architecture in DRAFTS:

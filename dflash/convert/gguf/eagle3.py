@@ -31,8 +31,7 @@ class Eagle3Sidecar(Architecture):
 
     def settled(self, config: Mapping[str, Any], target: Header) -> dict[str, Any]:
         """With its taps written out, as they are for ``target``."""
-        depth = int(target.own("block_count", 0))
-        taps = read_spec(config, num_target_layers=depth).taps
+        taps = read_spec(config, num_target_layers=target.layers).taps
         kept = {key: value for key, value in config.items() if key != TAPS}
         return {**kept, "eagle_config": {TAPS: to_specforge(taps), "use_aux_hidden_state": True}}
 
