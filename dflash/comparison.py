@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dflash.config import MTP, NGRAM, NO_DRAFT
+from dflash.config import MTP, NGRAM, NO_DRAFT, split_draft
 from dflash.core.stats import Stats
 from dflash.drafts.spec import read_spec
 from dflash.engine import Engine
@@ -85,6 +85,7 @@ def kind_of_draft(draft: str | None) -> tuple[str, int]:
     """(method of a draft by its file or folder, candidates of its selector)."""
     if draft is None or draft == NGRAM:
         return NGRAM, 0
+    draft, _ = split_draft(draft)  # a look-up that joins in is told by the draft's name
     if draft == MTP:
         return MTP, 0
     if is_gguf(draft):

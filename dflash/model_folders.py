@@ -40,7 +40,10 @@ def draft_folder(path: str) -> Path:
     if place.is_file():
         advice = f"give its folder {place.parent}"
         if place.suffix == ".gguf":
-            advice = "drafts are read from folders with config.json and safetensors for now"
+            advice = (
+                "a sidecar runs on llama.cpp beside its target's .gguf file (--backend gguf), or "
+                f"as a folder: dflash convert {path} --to hf --out NEW"
+            )
         raise CheckpointError(f"{path} is one file, not a draft folder; {advice}")
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise CheckpointError(f"no such draft folder: {path} (a hub id is written owner/name)")

@@ -143,7 +143,8 @@ def _homes(name: str, draft: bool = False) -> list[str]:
         return ["torch", "gguf", "mlx"]
     if not find_spec("mlx_lm"):
         return ["gguf", "torch", "mlx"]
-    return ["gguf", "mlx", "torch"] if find_spec("xllamacpp") else ["mlx", "gguf", "torch"]
+    llama = find_spec("xllamacpp") or find_spec("llama_cpp")  # either runs the gguf backend
+    return ["gguf", "mlx", "torch"] if llama else ["mlx", "gguf", "torch"]
 
 
 def _model_of(config: LoadConfig) -> str | None:

@@ -114,6 +114,8 @@ def look(name: str, target: TargetFacts, choice: Choice, read: Read = hub_config
     if _local(name) and (seen := inspect(name)).format == "GGUF":
         if seen.architecture == "dflash" and target.name.endswith(".gguf"):
             sidecar.check(target.name, name)
+        if seen.problem is not None:
+            raise CheckpointError(seen.problem)
         return _look_gguf(seen.facts, seen.architecture, target)
     config, found = _config(name, read), draft_of(name, read, target.num_layers)
     if found.method not in READERS.names():

@@ -486,6 +486,9 @@ def test_without_torch_mlx_opens_a_gguf_target_beside_a_draft_folder(
     assert opening.backend_of(LoadConfig("some.gguf")) == "gguf"
     monkeypatch.setattr(opening, "find_spec", lambda name: name if name == "mlx_lm" else None)
     assert opening.backend_of(LoadConfig("some.gguf")) == "mlx"
+    there = ("mlx_lm", "llama_cpp")
+    monkeypatch.setattr(opening, "find_spec", lambda name: name if name in there else None)
+    assert opening.backend_of(LoadConfig("some.gguf")) == "gguf"
 
 
 @pytest.mark.demo

@@ -145,5 +145,7 @@ def test_the_file_decides_what_a_draft_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="say --algorithm dflash, or leave it out"):
         settle_algorithm("eagle3", v1)
     assert settle_algorithm(None, folder) == settle_algorithm("dflash", folder)
+    for draft in (v1, v2, folder):  # a look-up that joins in does not change what a draft is
+        assert settle_algorithm(None, f"{draft}+ngram")[1:] == settle_algorithm(None, draft)[1:]
     with pytest.raises(ConfigError, match="needs --draft-model"):
         settle_algorithm("dflash", None)

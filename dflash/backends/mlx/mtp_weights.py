@@ -108,8 +108,9 @@ def _settled(target: LoadedTarget, stored: Mapping[str, Any], place: int) -> dic
     block = re.compile(rf"^(?:.*\.)?(?:mtp\.layers\.0|layers\.{depth})\.(.+)$")
     names = {part: ours for ours, parts in PARTS.items() for part in parts}
     found, shown = dict[str, Any](), dict[str, Any]()
-    root = next(n for n in stored if n.endswith("embed_tokens.weight") and "mtp." not in n)
-    there = f"{root.removesuffix('embed_tokens.weight')}layers.{place}."
+    tables = (n for n in stored if n.endswith("embed_tokens.weight") and "mtp." not in n)
+    root = next(tables, "").removesuffix("embed_tokens.weight")
+    there = f"{root}layers.{place}."
     for name, tensor in stored.items():
         inside = block.match(name)
         rest = inside[1] if inside else name[name.find("mtp.") :] if "mtp." in name else None
@@ -120,9 +121,8 @@ def _settled(target: LoadedTarget, stored: Mapping[str, Any], place: int) -> dic
             found[f"{ours}.weight"] = tensor
         elif not rest.startswith(_LENT):
             shown[there + rest] = tensor
-    norm = f"{root.removesuffix('embed_tokens.weight')}norm.weight"
-    made = target.model.sanitize(shown)
-    raw, kept = stored[norm], next(t for n, t in made.items() if _is_final_norm(n))
+    made, raw = target.model.sanitize(shown), stored[f"{root}norm.weight"]
+    kept = next((t for n, t in made.items() if _is_final_norm(n)), raw)
     if bool((mx.abs(kept.astype(mx.float32) - raw.astype(mx.float32)) > 0.5).all().item()):
         found |= {n: t + 1.0 for n, t in found.items() if t.ndim == 1}  # stored around zero
     inner = re.compile(rf"^(?:.*\.)?layers\.{place}\.(.+)$")
