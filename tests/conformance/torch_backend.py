@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dflash.backends.torch import open_pair
+from dflash.backends.torch.graph_target import GraphForward
 from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.pair import TorchPair
 from dflash.config import LoadConfig
@@ -80,6 +81,9 @@ def make_replayed(folder: Path, ties: bool) -> Backend:
     made = make(folder, ties)
     assert isinstance(made.pair, TorchPair)
     made.pair._graphs = Graphs(Tape())
+    session = made.pair.open_target(8)
+    assert isinstance(session._forward, GraphForward), "nothing would be replayed"
+    session.close()
 
     def own() -> TorchPair:
         pair = made.own()
