@@ -38,7 +38,8 @@ class GgufOptions:
     flash_attn  "auto", "on" or "off"
     repack      let llama.cpp rearrange weights for this CPU
     draft_p_min a draft stops before a token it gives less than this probability
-    draft_n_min a shorter draft is thrown away
+    draft_n_min a shorter draft is thrown away, unless it was sampled token after token: what was
+                drawn would have decided that, and biased the text
     draft_n_gpu_layers, draft_threads, draft_type_k, draft_type_v  the same for the draft; None =
                 as for the target
     verbose     llama.cpp's own lines on standard error

@@ -14,11 +14,13 @@ pytest.importorskip("xllamacpp")
 
 from dflash.backends.gguf import layout, open_pair, settings  # noqa: E402 - after the checks
 from dflash.backends.gguf.library import library  # noqa: E402
+from dflash.backends.gguf.queued import Limits, QueuedDraft  # noqa: E402
 from dflash.backends.gguf.sidecar import read_sidecar  # noqa: E402
 from dflash.backends.gguf.taps import CallbackTaps, NativeTaps  # noqa: E402
 from dflash.backends.torch import open_pair as open_torch  # noqa: E402
 from dflash.config import GgufOptions, LoadConfig  # noqa: E402
-from dflash.core.types import Plan, Sampling  # noqa: E402
+from dflash.core.host import Drafted  # noqa: E402
+from dflash.core.types import Plan, Request, Sampling, Verdict  # noqa: E402
 from dflash.engine import Engine  # noqa: E402
 from dflash.errors import (  # noqa: E402
     CheckpointError,
@@ -284,6 +286,34 @@ def test_a_least_probability_shortens_blocks_and_a_least_length_drops_them(
             found = engine.generate(PROMPT, max_tokens=30, block_size=6, draft_p_min=0.3)
         assert found.stats.drafted == drafted[1]
         assert drafted[0] > drafted[1] >= drafted[2] == drafted[3] == 0
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_sampled_draft_is_not_thrown_away_for_a_length_that_its_tokens_decided(
+    sampled: bool,
+) -> None:
+    """Where x is drawn with 0.5, wanted with 0.2, and ends the draft, it would come up with 0.1."""
+
+    class Short(QueuedDraft):
+        def _twin(self) -> Any:
+            raise NotImplementedError
+
+        def _take(self, rows: Any, start: int) -> None:
+            """Nothing to take in."""
+
+        def _drafted(self, rows: int, start: int) -> Drafted:
+            assert rows == 3
+            return Drafted([5], np.full((1, 8), 1 / 8) if sampled else None)
+
+    class Nothing:
+        def rollback(self, length: int) -> bool:
+            return True
+
+    draft = Short(lambda _: Nothing(), 32, Limits(7, n_min=2))  # type: ignore[arg-type,return-value]
+    draft.begin(Request([1, 2, 3], 9), 0)
+    draft.commit(Verdict([4], rows=3, features=np.zeros((3, 4), np.float32)), 3)
+    assert draft.propose(Plan(0, 3, 3)).rows == int(sampled)
+    assert draft.propose(Plan(0, 1, 1)).rows == 0, "known before anything is drawn"
 
 
 @pytest.mark.parametrize(("asked", "found"), [(None, 7), (0, 0), (3, 3), ("all", -2)])

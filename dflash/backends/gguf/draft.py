@@ -57,6 +57,8 @@ class GgufDraft(QueuedDraft):
         if least := self._least:
             sure = [1 / np.exp(row - row.max()).sum() >= least for row in logits]
             logits = logits[: sure.index(False)] if False in sure else logits
+        if len(logits) < self._limits.n_min:
+            return Drafted([])  # known before anything is drawn
         if self._request.sampling.draft_path == "best" and not changes_logits(self._request):
             return Drafted([int(i) for i in logits.argmax(axis=-1)])  # places that look at no other
         return propose(logits, self._request, self._output())

@@ -29,7 +29,7 @@ class Limits:
 
     most: int  # drafts of a proposal
     p_min: float = 0.0  # one ends before a place whose likeliest token is less probable
-    n_min: int = 0  # shorter ones are not proposed
+    n_min: int = 0  # shorter ones are not proposed, unless they were drawn before that was known
 
 
 class QueuedDraft(ABC):
@@ -66,7 +66,7 @@ class QueuedDraft(ABC):
     def propose(self, plan: Plan) -> Proposal[Array]:
         """A token of each row, as the request draws them; catching up is part of it."""
         rows = min(plan.rows, self.outlook().most)
-        if rows < 1:
+        if rows < max(1, self._limits.n_min):
             return PLAIN
         began = time.perf_counter_ns()
         self._absorb(self._held())
@@ -74,8 +74,8 @@ class QueuedDraft(ABC):
         assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
         drafted = self._drafted(rows, start)
         self._forget(start)
-        if len(drafted.tokens) < self._limits.n_min:
-            return PLAIN
+        if drafted.q is None and len(drafted.tokens) < self._limits.n_min:
+            return PLAIN  # never a sampled one: what was drawn made it so short, and may not choose
         ns = time.perf_counter_ns() - began
         return Proposal(drafted.tokens, len(drafted.tokens), q=drafted.q, meta=ns)
 
