@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dflash
-from bench import acceptance, demo, identical, memory, ngram, policy, record, sets
+from bench import acceptance, demo, identical, lookups, memory, ngram, policy, record, sets
 from dflash.bench import paired
 from dflash.bench.arms import Arm, Run, engine_arm
 from dflash.engine import Engine
@@ -257,6 +257,25 @@ def test_the_look_up_is_measured_on_texts_that_do_not_repeat_themselves(
     assert "1.6 reached" in capsys.readouterr().out
     assert ngram.compression("the same again and " * 40) > ngram.MOST_COMPRESSION
     assert ngram.compression(" ".join(p.text for p in sets.load("gsm8k", 2))) < 3
+
+
+def test_a_match_is_judged_up_to_its_first_wrong_draft() -> None:
+    judged, right = lookups.Counts(), lookups.Counts()
+    prompt, text = [5, 6, 7, 8], [5, 6, 7, 1, 2]
+    assert list(lookups.rounds(prompt, text)) == [(0, 2, 1), (1, 1, 0)]
+    lookups.count(prompt, text, judged, right)
+    assert judged == {(0, 0): 1, (0, 1): 1, (1, 0): 1}
+    assert right == {(0, 0): 1}
+
+
+def test_what_a_match_is_worth_is_counted_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--target", "toy", "--backend", "toy", "--sets", "copying", "--prompts-per-set", "1"]
+    lookups.main([*flags, "--tokens", "12", "--out", str(tmp_path / "found.json")])
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]["all"]
+    assert [row[0] for row in rows] == ["2 to 2", "3 to 4", "5 to 8", "9 to 16", "17 and more"]
+    assert "17 and more" in capsys.readouterr().out
 
 
 def test_the_copying_prompts_are_edits_and_quotes() -> None:
