@@ -20,6 +20,8 @@ from typing import Any, overload
 
 from dflash.errors import CheckpointError
 
+DRAFTS = frozenset({"dflash", "eagle3", "dflash-draft", "gemma4-dflash-draft", "gemma4-assistant"})
+"""``general.architecture`` of files that are drafts, whether anything here runs them or not."""
 MAGIC = b"GGUF"
 KEPT = "dflash_engine.config"  # what a draft's config says and a sidecar has no key for, as JSON
 VERSIONS = (2, 3)

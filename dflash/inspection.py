@@ -21,6 +21,7 @@ from dflash.drafts.kinds import kind_of
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.errors import CheckpointError, missing
+from dflash.gguf_file import DRAFTS
 from dflash.gguf_file import read_header as read_gguf
 from dflash.hub import asking, hub_config, hub_file, is_hub_id
 from dflash.tensor_files import read_header
@@ -221,8 +222,6 @@ def _count(entries: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 # --- GGUF ----------------------------------------------------------------------------------------
 
-SIDECARS = ("dflash", "eagle3")  # architectures of drafts
-
 
 def _only_gguf(folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
@@ -253,7 +252,7 @@ def _gguf(name: str, file: Path) -> Inspection:
         dtypes[tensor.tensor_type.name] += int(tensor.n_elements)
     return Inspection(
         name=name,
-        kind="draft" if arch in SIDECARS else "target",
+        kind="draft" if arch in DRAFTS else "target",
         format="GGUF",
         architecture=arch,
         parameters=sum(dtypes.values()),
@@ -265,7 +264,7 @@ def _gguf(name: str, file: Path) -> Inspection:
 
 
 def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str, str | None]:
-    if arch in SIDECARS:
+    if arch in DRAFTS:
         return _sidecar_facts(Path(reader.data.filename))
     tokens = reader.fields.get("tokenizer.ggml.tokens")
     facts: dict[str, Any] = {

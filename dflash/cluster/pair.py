@@ -17,14 +17,13 @@ from dflash.config import MTP, NGRAM, NO_DRAFT, BlockSize, split_draft
 from dflash.doctor.static import Choice, Finding, TargetFacts, check_pair, insist
 from dflash.drafts.keys import Keys, flatten_speculators, read_config
 from dflash.drafts.kinds import READERS, kind_of
+from dflash.drafts.mtp import COUNTS, count_heads
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError, PairError
 from dflash.inspection import hub_config, inspect
 
 Read = Callable[[str], Mapping[str, Any]]
 """From a hub id to its config.json."""
-HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-"""Keys of a target's config that count its own multi-token prediction layers."""
 USUAL_BLOCK = {"eagle3": 4, "mtp": 2}
 """Rows of a pass where a draft has no native block: 3 and 1 drafted, as the engines' docs have."""
 
@@ -112,7 +111,7 @@ def target_facts(name: str, read: Read = hub_config) -> TargetFacts:
 def look(name: str, target: TargetFacts, choice: Choice, read: Read = hub_config) -> Draft:
     """What the draft ``name`` is, and all that is wrong with it beside ``target``."""
     if _local(name) and (seen := inspect(name)).format == "GGUF":
-        if seen.architecture == "dflash" and target.name.endswith(".gguf"):
+        if seen.kind == "draft" and target.name.endswith(".gguf"):
             sidecar.check(target.name, name)
         if seen.problem is not None:
             raise CheckpointError(seen.problem)
@@ -187,10 +186,10 @@ def _mtp(target: str, read: Read) -> Draft:
     """The target's own heads."""
     config = {} if target.endswith(".gguf") else _config(target, read)
     text = config.get("text_config", config)
-    heads = any(text.get(key) or config.get(key) for key in HEADS)
+    heads = count_heads(lambda key: text.get(key) or config.get(key))
     if not heads and not target.endswith(".gguf"):
         raise PairError(
-            f"{target} has no multi-token prediction layers ({', '.join(HEADS)} in config.json): "
+            f"{target} has no multi-token prediction layers ({', '.join(COUNTS)} in config.json): "
             "name a draft instead"
         )
     return Draft("mtp")

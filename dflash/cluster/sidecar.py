@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash.backends.gguf.sidecar import read_sidecar
+from dflash.backends.gguf.draft_file import read_draft
 from dflash.backends.gguf.taps import is_native
-from dflash.backends.gguf.validate import check_files
 from dflash.errors import PairError
 from dflash.gguf_file import read_header
 
@@ -17,8 +16,7 @@ from dflash.gguf_file import read_header
 def check(target: str, draft: str) -> None:
     """Raise PairError, CheckpointError or WeightsError for files that do not fit."""
     header = read_header(Path(target).expanduser())
-    sidecar = read_sidecar(read_header(Path(draft).expanduser()))
-    check_files(header, sidecar)
+    read_draft(header, read_header(Path(draft).expanduser()))
     if not is_native(header.architecture):
         raise PairError(
             f"llama.cpp's server cannot draft for a {header.architecture} target: it gets no "

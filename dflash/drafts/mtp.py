@@ -12,12 +12,12 @@ from dflash.drafts.spec import DraftSpec
 BLOCK = 8  # rows of the longest chain, anchor included; the policy finds out how many pay
 FINAL_NORM = -1000
 """In place of a layer: the state after the final norm, which the head reads (MTP heads do too)."""
-_COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
+COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
 def count_heads(said: Callable[[str], Any]) -> int:
     """Heads that a config speaks of; ``said`` gives the value of a key, None where it has none."""
-    return next((int(count) for name in _COUNTS if (count := said(name))), 0)
+    return next((int(count) for name in COUNTS if (count := said(name))), 0)
 
 
 def holds_heads(names: Iterable[str], depth: int) -> bool:

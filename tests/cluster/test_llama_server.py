@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 import dflash
 from dflash.bench import counters
 from dflash.cluster import llama_server
 from dflash.cluster.pair import make_plan
-from dflash.errors import PairError, WeightsError
+from dflash.convert import gguf, hf
+from dflash.errors import CheckpointError, PairError, WeightsError
 from dflash.gguf_file import read_header
+from tests.backends.eagle_drafts import save_eagle
 from tests.backends.gguf_files import DFLASH2, edited, save_sidecar
 from tests.backends.tiny import tiny_target, tiny_tokenizer
 from tests.backends.tiny_gguf import write_gguf
@@ -88,9 +92,29 @@ def test_files_that_llama_cpp_would_abort_at_start_nothing(target: Path, tmp_pat
     closed = write_gguf(tmp_path / "closed.gguf", gemma, tiny_tokenizer(), arch="gemma3")
     with pytest.raises(PairError, match="without --engine"):
         make_plan(str(closed), draft, 4)
-    bad = edited(Path(draft), tmp_path / "bad.gguf", tensors={"blk.1.attn_q.weight": None})
-    with pytest.raises(WeightsError, match="attn_q"):
-        make_plan(str(target), str(bad), 4)
+    taps = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    eagle = gguf.write(
+        hf.read(save_eagle(tmp_path / "eagle", **taps)), tmp_path / "eagle.gguf", target
+    )
+    assert make_plan(str(target), str(eagle), 4).method == "eagle3"
+    for file, tensor in ((Path(draft), "blk.1.attn_q.weight"), (eagle, "blk.0.attn_q.weight")):
+        bad = edited(file, tmp_path / "bad.gguf", tensors={tensor: None})
+        with pytest.raises(WeightsError, match="attn_q"):
+            make_plan(str(target), str(bad), 4)
+
+
+def test_a_draft_that_only_llama_cpps_own_flags_know_is_sent_to_them(
+    target: Path, tmp_path: Path
+) -> None:
+    draft = tmp_path / "assistant.gguf"
+    writer = GGUFWriter(draft, "gemma4-assistant")
+    writer.add_tensor("output_norm.weight", np.zeros(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"own assistant.*--engine-arg"):
+        make_plan(str(target), str(draft), 4)
 
 
 def test_a_flag_that_the_wheels_server_does_not_know_is_its_error(target: Path) -> None:

@@ -15,11 +15,11 @@ from dflash.backends.gguf.queued import Limits, QueuedDraft
 from dflash.backends.gguf.settings import Settings
 from dflash.backends.gguf.sidecar import Sidecar
 from dflash.backends.gguf.taps import LastState, Taps, make_taps
+from dflash.drafts.mtp import BLOCK
 
 DRAFT_BATCH = 128  # rows of features taken in at once
 SMALL = 32  # tokens of the context that only lends the target's tables to drafts
 HEADS_CONTEXT = 1  # the kind of context that runs a target's heads (LLAMA_CONTEXT_TYPE_MTP)
-HEADS_BLOCK = 8  # rows of the longest chain of heads; the policy finds out how many pay
 
 
 class Drafter(Protocol):
@@ -109,7 +109,7 @@ class EagleDrafter(_Lent):
 class HeadsDrafter:
     """Multi-token prediction heads inside the target."""
 
-    block_size = HEADS_BLOCK
+    block_size = BLOCK
     bytes = 0  # counted with the target
 
     def __init__(self, settings: Settings, target: Model) -> None:

@@ -7,24 +7,23 @@ import platform
 from collections.abc import Mapping
 from typing import Self
 
+from dflash.backends.gguf.draft_file import DraftFile, read_draft
 from dflash.backends.gguf.drafters import Drafter, EagleDrafter, HeadsDrafter, SidecarDrafter
-from dflash.backends.gguf.eagle_file import EagleFile, check_eagle, read_eagle
 from dflash.backends.gguf.heads import count_heads, insist_on_heads, why_no_heads
 from dflash.backends.gguf.library import library
 from dflash.backends.gguf.native import Context, Model, trim
 from dflash.backends.gguf.queued import QueuedDraft
 from dflash.backends.gguf.settings import ROOM, Settings
-from dflash.backends.gguf.sidecar import Sidecar, read_sidecar
+from dflash.backends.gguf.sidecar import Sidecar
 from dflash.backends.gguf.taps import NoTaps, Taps
 from dflash.backends.gguf.target import GgufTarget
 from dflash.backends.gguf.tokenizer import GgufTokenizer
-from dflash.backends.gguf.validate import check_files, check_target
+from dflash.backends.gguf.validate import check_target
 from dflash.config import MTP, LoadConfig
 from dflash.errors import ConfigError
 from dflash.gguf_file import Header, read_header
 
 TORCH_ONLY = ("dtype", "draft_dtype", "draft_sliding_window_size", "taps")
-File = Sidecar | EagleFile
 
 
 class GgufPair:
@@ -34,7 +33,7 @@ class GgufPair:
     warnings: tuple[str, ...] = ()  # what is odd about this pair, in sentences for the user
 
     def __init__(
-        self, load: LoadConfig, target: Header, draft: File | None = None, heads: bool = False
+        self, load: LoadConfig, target: Header, draft: DraftFile | None = None, heads: bool = False
     ) -> None:
         """Load the weights of files that were checked; ``heads``: draft with the target's own."""
         lib = library()
@@ -86,7 +85,7 @@ class GgufPair:
             return cls._alone(load, header)
         if load.draft == MTP:
             insist_on_heads(header)
-        draft = None if load.draft == MTP else _checked(header, read_header(load.draft))
+        draft = None if load.draft == MTP else read_draft(header, read_header(load.draft))
         library().insist_on_states()
         return cls(load, header, draft, heads=draft is None)
 
@@ -165,14 +164,3 @@ class GgufPair:
             self._drafter.close()
         self._model.close()
         trim()
-
-
-def _checked(target: Header, draft: Header) -> File:
-    """The draft behind its header, which fits ``target``."""
-    if draft.architecture == "eagle3":
-        eagle = read_eagle(draft)
-        check_eagle(target, eagle)
-        return eagle
-    sidecar = read_sidecar(draft)
-    check_files(target, sidecar)
-    return sidecar

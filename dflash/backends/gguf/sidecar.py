@@ -17,7 +17,10 @@ COUNTS = (
     "attention.head_count_kv",
 )
 DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-OWN_SERVER = "llama.cpp's own server drafts with others, too: dflash serve --engine llama-server"
+OWN_SERVER = (
+    "llama.cpp's own server drafts with others, too, by flags of its own: dflash serve --engine "
+    "llama-server --engine-arg=FLAG"
+)
 OTHER_METHODS = {
     "eagle3": "an EAGLE-3 draft",  # eagle_file.py reads those
     "dflash-draft": "in an older community format",

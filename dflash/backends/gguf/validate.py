@@ -12,9 +12,8 @@ import numpy as np
 from dflash.backends.gguf.sidecar import Sidecar
 from dflash.backends.gguf.taps import AFTER_LAST, is_native
 from dflash.errors import CheckpointError, PairError, WeightsError
-from dflash.gguf_file import Header
+from dflash.gguf_file import DRAFTS, Header
 
-DRAFTS = ("dflash", "eagle3", "dflash-draft", "gemma4-assistant")
 F32, I64 = 0, 27
 
 

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash.convert.gguf.rope import KNOWN, halves_first, pairs_first, rope_config, rope_keys
+from dflash.convert.layer_ids import to_gguf
 from dflash.convert.tensor import Tensor
 from dflash.drafts.spec import DraftSpec
 from dflash.errors import CheckpointError, PairError, WeightsError
-from dflash.gguf_file import Header
+from dflash.gguf_file import DRAFTS, Header
 
 Array = NDArray[Any]
-DRAFTS = ("", "dflash", "eagle3")  # architectures that are no target's
 D2T = "d2t"  # differences in published files, target ids in GGUF; and one name
 DERIVED = ("t2d",)  # says what d2t says
 LAYER = {
@@ -98,7 +98,7 @@ class Architecture:
             "attention.key_length": spec.head_dim,
             "attention.value_length": spec.head_dim,
             "attention.layer_norm_rms_epsilon": float(spec.rms_norm_eps),
-            "target_layers": [tap + 1 for tap in spec.taps],  # a tap is the input of a layer there
+            "target_layers": to_gguf(spec.taps),
             **rope_keys(spec, target),
         }
 
@@ -180,7 +180,7 @@ def _check_target(spec: DraftSpec, target: Header) -> None:
     width, depth = int(target.own("embedding_length", 0)), target.layers
     tokens = len(target.metadata.get("tokenizer.ggml.tokens") or ())
     problems = []
-    if target.architecture in DRAFTS:
+    if not target.architecture or target.architecture in DRAFTS:
         problems.append(f"it is of the architecture {target.architecture!r}, so no target")
     if width != spec.target_hidden_size:
         problems.append(f"it is {width} wide, the draft reads {spec.target_hidden_size}")
