@@ -11,8 +11,6 @@ from dflash.convert.draft import Draft, make_t2d, require_kind
 from dflash.convert.folder import write_folder
 from dflash.convert.tensor import Tensor
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
-
 
 def write(draft: Draft, out: Path, made_by: str = "pt") -> None:
     """Write ``draft`` to the folder ``out``. Raises CheckpointError for other kinds."""

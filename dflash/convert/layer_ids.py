@@ -63,11 +63,6 @@ def to_specforge(taps: Sequence[int]) -> list[int]:
     return list(taps)
 
 
-def eagle_default(num_target_layers: int) -> list[int]:
-    """Taps of an EAGLE-3 draft that names none: inputs of layers 2, n // 2 and n - 3."""
-    return _from_inputs([2, num_target_layers // 2, num_target_layers - 3], "the default layers")
-
-
 def _from_inputs(ids: Sequence[int], name: str) -> list[int]:
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 1 for i in ids):
         raise CheckpointError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash.convert import layer_ids
+from dflash.drafts.layers import eagle_layer_ids
 from dflash.errors import CheckpointError
 
 PUBLISHED = [1, 16, 31, 46, 61]  # Qwen3.6-27B-DFlash, outputs
@@ -37,7 +38,7 @@ def test_an_eagle_list_of_specforge_names_outputs() -> None:
 
 
 def test_the_two_eagle_lists_of_one_draft_differ_by_one() -> None:
-    taps = layer_ids.eagle_default(36)
+    taps = eagle_layer_ids({}, 36)  # the draft names none
     assert layer_ids.to_eagle(taps) == [2, 18, 33]
     assert layer_ids.to_specforge(taps) == [1, 17, 32]
 
