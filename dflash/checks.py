@@ -122,6 +122,11 @@ def _each_id(value: Any) -> Iterable[int]:
         raise ConfigError(f"token ids must be integers, got {value!r}")
 
 
+def counted(number: int, word: str, several: str = "") -> str:
+    """``1 token``, ``2 tokens``; ``several`` where an s is not enough: ``passes``."""
+    return f"{number} {word}" if number == 1 else f"{number} {several or word + 's'}"
+
+
 def readable(count: int) -> str:
     """``1536 -> '1.5 KiB'``."""
     if count < 1024:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dflash import env
+from dflash.checks import counted
 from dflash.config import (
     GenerateConfig,
     GenerateOptions,
@@ -309,3 +310,9 @@ def test_a_least_acceptance_rate_is_for_fixed_blocks():
 def test_how_drafts_choose_is_checked(options, words):
     with pytest.raises(ConfigError, match=words):
         GenerateConfig(**options)
+
+
+def test_number_words_agree():
+    assert [counted(n, "answer") for n in (0, 1, 2)] == ["0 answers", "1 answer", "2 answers"]
+    assert counted(1, "pass", "passes") == "1 pass"
+    assert counted(3, "pass", "passes") == "3 passes"

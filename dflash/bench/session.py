@@ -11,17 +11,20 @@ from typing import Any
 from dflash.bench import local, record, report, sheet
 from dflash.bench.advice import Advice
 from dflash.bench.arms import PLAIN
+from dflash.bench.budget import Budget
 from dflash.bench.load import Line, Walls, loads, measure, one_at_a_time
 from dflash.bench.local import Template
 from dflash.bench.prompts import Conversation
 from dflash.bench.rows import texts_of
 from dflash.bench.totals import add_up
-from dflash.bench.trial import Contestant, Course, Journal, Record
+from dflash.bench.trial import Contestant, Course, Journal, Record, complete
 from dflash.bench.verdict import Verdict
+from dflash.checks import counted, within
 from dflash.config import DraftTree
 from dflash.engine import Engine
 from dflash.errors import ConfigError
 
+HALF = 0.5  # of the time: if it is used up, passes are not timed alone after the run
 RECORDS, REPORT, CONDITIONS = "records.jsonl", "report.json", "conditions.json"
 Say = Callable[[str], None]
 
@@ -48,6 +51,7 @@ class Settings:
     costs: bool = True
     concurrency: int = 1  # requests at a time
     tree: DraftTree = 0  # nodes of the trees of our arms, as deep as their blocks
+    seconds: float | None = None  # to measure in, warm-up included; None = as long as it takes
 
     def __post_init__(self) -> None:
         """Refuse what no run could do. Raises ConfigError."""
@@ -59,6 +63,10 @@ class Settings:
                 "--draft-tree auto decides by measured time, and blocks are fixed: give a number "
                 "of nodes, or --block-sizes auto"
             )
+        if self.seconds is not None:
+            within("--seconds", self.seconds, lambda value: value > 0, "a positive number")
+            if self.concurrency > 1:
+                raise ConfigError("throughput at a --concurrency is of a whole run: no --seconds")
         if self.resume and self.concurrency > 1:
             raise ConfigError("throughput at a --concurrency is of a whole run: leave out --resume")
 
@@ -112,9 +120,10 @@ def run(
             stack.enter_context(Line(settings.concurrency)) if settings.concurrency > 1 else None
         )
         ours = local.contestants(engine, blocks, settings.sampling, through, settings.tree)
-        course = _course(engine, settings, {**ours, **others})
+        budget = Budget(settings.seconds)
+        course = _course(engine, settings, {**ours, **others}, budget)
         journal = stack.enter_context(settings.journal(settings.shared(names)))
-        notes, walls = _measure(course, conversations, settings, journal, say)
+        notes, walls = _measure(course, conversations, settings, journal, say, budget)
         records = _wanted(journal, course, conversations, settings.repeats)
     material = report.Material(
         records=records,
@@ -129,7 +138,7 @@ def run(
         notes=notes,
         walls=walls,
     )
-    if settings.costs and native:
+    if settings.costs and native and records and not budget.is_over(HALF):
         say("timing passes alone, and the machine's limits ...")
         material = replace(material, costs=_costs(engine, course, records))
     return finish(material, settings.out)
@@ -142,10 +151,12 @@ def _verdict(
     records: Sequence[Record],
     blocks: Mapping[str, int | str],
 ) -> Verdict | None:
-    """Whether our arms wrote what plain decoding writes; None above temperature 0."""
+    """Whether our arms wrote what plain decoding writes; None above temperature 0, or of none."""
     if not settings.greedy:
         return None
-    texts = {k: t for k, t in texts_of(records).items() if set(t) >= set(course.contestants)}
+    texts = texts_of(records)
+    if not texts:
+        return None
     arms = [arm for arm in blocks if arm != PLAIN]
     return local.greedy_verdict(engine, texts, course.asked, arms, {"temperature": 0.0})
 
@@ -166,13 +177,16 @@ def save(made: Mapping[str, Any], out: Path | None) -> None:
         page.write(made, out)
 
 
-def _course(engine: Engine, settings: Settings, contestants: Mapping[str, Contestant]) -> Course:
+def _course(
+    engine: Engine, settings: Settings, contestants: Mapping[str, Contestant], budget: Budget
+) -> Course:
     return Course(
         contestants=contestants,
         tokens=settings.tokens,
         repeats=settings.repeats,
         encode=one_at_a_time(lambda messages: settings.template.encode(engine, messages)),
         says=one_at_a_time(local.says(engine)),
+        is_over=budget.is_over,
         context=engine.pair.context_length,
     )
 
@@ -183,6 +197,7 @@ def _measure(
     settings: Settings,
     journal: Journal,
     say: Say,
+    budget: Budget,
 ) -> tuple[list[str], Walls | None]:
     """Run; what there is to note, and the times by the wall where several run at a time."""
     if settings.warmup and conversations:
@@ -192,14 +207,17 @@ def _measure(
         walls = measure(course, conversations, settings.concurrency, journal, say)
         found = loads(walls)
         return [load.note(arm, settings.concurrency) for arm, load in found.items()], walls
-    too_long = 0
+    too_long = number = 0
     for number, done in enumerate(course.run(conversations, journal), 1):
         too_long += done is None
         say(f"{number} of {len(conversations)}: {'too long' if done is None else done.id}")
-    if not too_long:
-        return [], None
-    left_out = f"{too_long} prompts left out or cut short: with the answer, longer than the context"
-    return [left_out], None
+    notes = []
+    if too_long:
+        prompts = counted(too_long, "prompt")
+        notes = [f"{prompts} left out or cut short: with the answer, longer than the context"]
+    if number < len(conversations):
+        notes.append(budget.note(number - too_long, len(conversations)))
+    return notes, None
 
 
 def _wanted(
@@ -207,11 +225,8 @@ def _wanted(
 ) -> list[Record]:
     """Of what the journal holds, what this run is about."""
     asked = {(c.set, c.id) for c in conversations}
-    return [
-        one
-        for key, one in journal.records.items()
-        if (key.set, key.prompt) in asked and key.arm in course.contestants and key.repeat < repeats
-    ]
+    mine = [one for key, one in journal.records.items() if (key.set, key.prompt) in asked]
+    return complete(mine, course.contestants, repeats)
 
 
 def _costs(engine: Engine, course: Course, records: Sequence[Record]) -> Any:

@@ -7,7 +7,7 @@ goes on from it, and one with more arms, prompts or repeats adds to it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,6 +18,10 @@ from dflash.bench.prompts import Conversation
 from dflash.errors import ConfigError
 
 WARM_TOKENS = 32
+
+
+class TimeUp(Exception):
+    """Raised inside a course whose time is over; it never leaves it."""
 
 
 class Ask(NamedTuple):
@@ -80,6 +84,16 @@ class Record:
         plain = {f.name: row[f.name] for f in fields(Outcome)}
         made: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in plain.items()}
         return cls(Key(*(row[n] for n in Key._fields)), row["category"], Outcome(**made))
+
+
+def complete(records: Iterable[Record], arms: Collection[str], repeats: int) -> list[Record]:
+    """Records of the turns that all ``arms`` answered in all ``repeats``."""
+    asked: dict[tuple[str, str, int], list[Record]] = {}
+    for one in records:
+        if one.key.arm in arms and one.key.repeat < repeats:
+            asked.setdefault((one.key.set, one.key.prompt, one.key.turn), []).append(one)
+    whole = len(arms) * repeats
+    return [one for answers in asked.values() if len(answers) == whole for one in answers]
 
 
 Contestant = Callable[[Ask, int], Outcome]
@@ -183,6 +197,7 @@ class Course:
     repeats: int
     encode: Callable[[Sequence[dict[str, str]]], Sequence[int]] | None
     says: Callable[[Outcome], str]
+    is_over: Callable[[], bool] = lambda: False  # asked before each answer: is the time used up?
     context: int | None = None  # most tokens, prompt and answer together
     asked: dict[tuple[str, str, int], tuple[int, ...]] = field(default_factory=dict)
     """(set, prompt, turn) -> ids of the prompt, as they come up."""
@@ -192,14 +207,22 @@ class Course:
         ask = self._ask([{"role": "user", "content": conversation.turns[0]}])
         for _ in range(times):
             for contestant in self.contestants.values():
+                if self.is_over():
+                    return
                 contestant(ask, min(WARM_TOKENS, self.tokens))
 
     def run(
         self, conversations: Iterable[Conversation], journal: Journal
     ) -> Iterator[Conversation | None]:
-        """Yields a conversation when it is through; None for one too long for the context."""
+        """Yields a conversation when it is through; None for one too long for the context.
+
+        Ends when the time is used up, in the middle of a conversation, too: see `complete`.
+        """
         for conversation in conversations:
-            fits = self._converse(conversation, journal)
+            try:
+                fits = self._converse(conversation, journal)
+            except TimeUp:
+                return
             yield conversation if fits else None
 
     def _converse(self, conversation: Conversation, journal: Journal) -> bool:
@@ -214,6 +237,8 @@ class Course:
             for repeat, name in in_turn(names, self.repeats):
                 key = Key(name, conversation.set, conversation.id, turn, repeat)
                 if key not in journal.records:
+                    if self.is_over():
+                        raise TimeUp
                     found = self.contestants[name](ask, self.tokens)
                     journal.add(Record(key, conversation.category, found))
             first = Key(names[0], conversation.set, conversation.id, turn, 0)

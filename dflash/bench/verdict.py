@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash.bench.rows import Text
+from dflash.checks import counted
 from dflash.verify.compare import ENDED, Difference, first_difference
 
 Judge = Callable[[Sequence[int], Sequence[int], int, int], tuple[float | None, float]]
@@ -48,14 +49,16 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """For the top of the report."""
+        texts = counted(self.compared, "text")
         if not self.findings:
-            return f"identical: {self.compared} texts, {self.tokens} tokens, no difference"
+            return f"identical: {texts}, {counted(self.tokens, 'token')}, no difference"
         first = min(self.findings, key=lambda f: f.kind != "real")
         gap = "" if first.difference.gap is None else f", gap {first.difference.gap:.1e}"
         ties = sum(f.kind == "tie" for f in self.findings)
+        real = counted(len(self.findings) - ties, "real difference")
         return (
-            f"{len(self.findings) - ties} real differences and {ties} ties in {self.compared} "
-            f"texts; first: {first.arm} on {first.prompt} at token {first.difference.position}{gap}"
+            f"{real} and {counted(ties, 'tie')} in {texts}; first: {first.arm} on {first.prompt} "
+            f"at token {first.difference.position}{gap}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dflash.bench.prompts import Conversation
     from dflash.bench.session import Settings
 
-QUICK = {"max_samples": 3, "max_tokens": 48, "repeats": 2}
+QUICK = {"max_samples": 3, "max_tokens": 48, "repeats": 2, "seconds": 120.0}
 
 
 @with_groups
@@ -44,6 +44,7 @@ def bench(
     warmup: f.Warmup = 1,
     against: f.Against = None,
     quick: f.Quick = False,
+    seconds: f.Seconds = None,
     resume: f.Resume = False,
     no_costs: f.NoCosts = False,
     base_url: f.BaseUrl = None,
@@ -59,6 +60,7 @@ def bench(
     given = flat(locals())
     if quick:
         given |= {n: v for n, v in QUICK.items() if given[n] in (None, _default(n))}
+        given["seconds"] = seconds if concurrency > 1 else given["seconds"]
     settings, conversations = _settings(given), f.conversations(given)
     if out is not None:
         from dflash.bench import charts
@@ -76,7 +78,7 @@ def bench(
 
 
 def _default(name: str) -> Any:
-    return {"max_samples": None, "max_tokens": 128, "repeats": 3}[name]
+    return {"max_tokens": 128, "repeats": 3}.get(name)
 
 
 def _settings(given: dict[str, Any]) -> Settings:
@@ -99,6 +101,7 @@ def _settings(given: dict[str, Any]) -> Settings:
         resume=given["resume"],
         costs=not given["no_costs"],
         concurrency=given["concurrency"],
+        seconds=given["seconds"],
     )
 
 

@@ -73,7 +73,16 @@ Against = Annotated[
     ),
 ]
 Quick = Annotated[
-    bool, option(RUN, "--quick", help="3 prompts a set, 48 tokens, 2 repeats: about two minutes.")
+    bool, option(RUN, "--quick", help="3 prompts a set, 48 tokens, 2 repeats, 120 seconds at most.")
+]
+Seconds = Annotated[
+    float | None,
+    option(
+        RUN,
+        "--seconds",
+        metavar="S",
+        help="End the measuring after S seconds: prompts that are complete count.",
+    ),
 ]
 Resume = Annotated[bool, option(RUN, "--resume", help="Go on with what --out already holds.")]
 NoCosts = Annotated[

@@ -10,6 +10,7 @@ from hashlib import sha256
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dflash.checks import counted
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
@@ -174,8 +175,11 @@ class Conversation:
         rounds = sum(stats.rounds for stats in self.answers)
         drafted = sum(stats.drafted for stats in self.answers)
         accepted = sum(stats.accepted for stats in self.answers)
-        status(f"{len(self.answers)} answers · {tokens} tokens in {rounds} passes after prefill")
+        passes = counted(rounds, "pass", "passes")
+        answers = counted(len(self.answers), "answer")
+        status(f"{answers} · {counted(tokens, 'token')} in {passes} after prefill")
         if drafted:
-            status(f"{accepted} of {drafted} drafts accepted ({100 * accepted / drafted:.0f} %)")
+            share = f"{100 * accepted / drafted:.0f} %"
+            status(f"{accepted} of {counted(drafted, 'draft')} accepted ({share})")
         if self.turns:
             status(f"context: {self._length()} of {self.engine.pair.context_length} tokens")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash.checks import counted
 from dflash.cli import options as o
 from dflash.cli.output import emit_json, note, status
 from dflash.config import GenerateConfig, LoadConfig
@@ -134,10 +135,10 @@ def lines(found: Comparison, texts: bool = False) -> Iterator[str]:
     yield f"draft        {found.draft}"
     yield f"algorithm    {found.algorithm}, block size {found.block_size}, {found.layout}"
     if found.selector_top_k:
-        yield f"selector     {found.selector_top_k} candidates a place"
+        yield f"selector     {counted(found.selector_top_k, 'candidate')} a place"
     if found.draft_tree:
-        yield f"tree         {found.draft_tree} nodes, as deep as the drafts"
-    yield f"prompt       {found.prompt_tokens} tokens"
+        yield f"tree         {counted(found.draft_tree, 'node')}, as deep as the drafts"
+    yield f"prompt       {counted(found.prompt_tokens, 'token')}"
     yield "drafts  tokens/s  speed-up  committed  accepted  rollbacks  draft s  verify s  match"
     for arm in found.arms:
         yield _row(arm)
@@ -147,10 +148,10 @@ def lines(found: Comparison, texts: bool = False) -> Iterator[str]:
         yield f"kept at draft 1, 2, ... of {arm.draft_tokens}: {kept or '-'}"
     for arm in found.arms:
         if not arm.deterministic:
-            yield f"{arm.draft_tokens} drafts: runs differ from each other"
+            yield f"{counted(arm.draft_tokens, 'draft')}: runs differ from each other"
     if texts:
         for arm in (found.arms[0], found.arms[-1]):
-            yield f"--- {arm.draft_tokens} drafts\n{arm.text}"
+            yield f"--- {counted(arm.draft_tokens, 'draft')}\n{arm.text}"
 
 
 def _row(arm: Arm) -> str:

@@ -11,7 +11,8 @@ from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli.given import open_engine
 from dflash.cli.groups import Given, flat, with_groups
-from dflash.cli.output import emit_json, note, status
+from dflash.cli.output import emit_json, note
+from dflash.cli.progress import progress
 from dflash.cli.verify import Prompts
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def doctor(
     from dflash.verify.prompts import read
 
     texts = [prompt.text for prompt in read(prompts)]
-    report = examine(lambda: open_engine(given), texts, max_tokens, status)
+    with progress(quiet=json) as say:
+        report = examine(lambda: open_engine(given), texts, max_tokens, say)
     if json:
         emit_json(report.to_json())
     else:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash.checks import counted
+
 if TYPE_CHECKING:
     from dflash.core.stats import Stats
     from dflash.core.types import Logprob
@@ -170,7 +172,7 @@ def closing_line(answer: Generation, most: int) -> str:
     ``most`` is how many tokens were asked for.
     """
     stats = answer.stats
-    parts = [_count(stats.completion_tokens, "token")]
+    parts = [counted(stats.completion_tokens, "token")]
     if answer.finish_reason == "length":
         full = stats.completion_tokens < most
         parts[0] += " (cut off: the context is full)" if full else " (cut off by --max-tokens)"
@@ -229,7 +231,3 @@ def _first_difference(one: Generation, other: Generation) -> int:
     pairs = zip(one.token_ids, other.token_ids, strict=False)
     shorter = min(len(one.token_ids), len(other.token_ids))
     return next((place for place, (a, b) in enumerate(pairs) if a != b), shorter)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

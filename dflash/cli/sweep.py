@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash.checks import counted
 from dflash.cli import bench_flags as f
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
@@ -74,7 +75,7 @@ def _show(found: Sweep, as_json: bool) -> None:
     else:
         for heat in found.heats:
             gains = "  ".join(f"{arm} {gain:.2f}x" for arm, gain in heat.speedup.items())
-            typer.echo(f"{heat.prompts} prompts: {gains}")
+            typer.echo(f"{counted(heat.prompts, 'prompt')}: {gains}")
         gain = "" if found.speedup is None else f": {found.speedup}x plain decoding"
         typer.echo(f"block {found.block_size}{gain} ({found.seconds:.0f} s, {found.stopped})")
     if found.noise is not None:

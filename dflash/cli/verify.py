@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash.checks import counted
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
@@ -156,7 +157,8 @@ def _sample(
     exact = partial(Judge(engine, settings).exact, ids)
     audits = []
     for name, seed in (("seeded", settings["seed"]), ("unseeded", None)):
-        status(f"drawing {samples} {name} samples at temperature {settings['temperature']} ...")
+        drawn = counted(samples, f"{name} sample")
+        status(f"drawing {drawn} at temperature {settings['temperature']} ...")
         draw = drawn_by(engine, ids, {**apart, "seed": seed})
         audits.append(audit(name, draw, exact, samples))
     return audits
@@ -164,7 +166,7 @@ def _sample(
 
 def _line(outcome: Outcome, engine: Engine) -> str:
     if outcome.difference is None:
-        return f"identical  {outcome.id}  ({outcome.tokens} tokens)"
+        return f"identical  {outcome.id}  ({counted(outcome.tokens, 'token')})"
     there = outcome.difference
     one, two = (_shown(engine, token) for token in (there.plain, there.speculative))
     gap = "" if there.gap is None else f", gap {there.gap:.1e}"
@@ -178,12 +180,14 @@ def _shown(engine: Engine, token: int) -> str:
 
 def _conclusion(comparison: Comparison, audits: Sequence[Audit], verdict: str) -> Iterator[str]:
     yield (
-        f"{comparison.prompts} prompts, {comparison.tokens} tokens, "
+        f"{counted(comparison.prompts, 'prompt')}, {counted(comparison.tokens, 'token')}, "
         f"{comparison.committed:.2f} committed per pass: {comparison.count('identical')} "
-        f"identical, {comparison.count('tie')} ties, {comparison.count('real')} real differences"
+        f"identical, {counted(comparison.count('tie'), 'tie')}, "
+        f"{counted(comparison.count('real'), 'real difference')}"
     )
     for audit in audits:
         word = "as the target's own" if audit.passed else "BIASED"
         word = word if audit.freedom else "but only one token was ever possible: nothing was tested"
-        yield f"{audit.samples} {audit.name} samples: chi-square p = {audit.p:.3g}, {word}"
+        samples = counted(audit.samples, f"{audit.name} sample")
+        yield f"{samples}: chi-square p = {audit.p:.3g}, {word}"
     yield f"verdict: {verdict}"

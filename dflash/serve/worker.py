@@ -79,7 +79,7 @@ class Worker:
         if self.running + self.waiting >= self._most_running + self._most_waiting:
             raise ApiError(
                 429,
-                f"{self.waiting} requests are waiting already: try again later",
+                f"the line is full ({self.waiting} waiting): try again later",
                 code="queue_full",
                 retry_after=self._wait(),
             )

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash.checks import counted
 from dflash.train.config import TrainConfig
 from dflash.train.data import Corpus
 
@@ -106,7 +107,7 @@ def score_lines(scores: Mapping[str, Score | None]) -> list[str]:
     """How well it did on held-out text, and nothing that reads as a promise where none was run."""
     told = [
         f"| held-out {name} | {score.mean_committed:.3f} committed per verify pass "
-        f"({score.rounds} passes) |"
+        f"({counted(score.rounds, 'pass', 'passes')}) |"
         for name, score in scores.items()
         if score is not None and score.rounds
     ]

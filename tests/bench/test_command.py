@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dflash.bench import guards, roofline
+from dflash.bench import guards, roofline, session
+from dflash.bench.budget import Budget
 from dflash.bench.lock import lock
 from dflash.bench.totals import add_up
 from dflash.bench.trial import Record
@@ -179,6 +181,39 @@ def test_quick_is_short(tmp_path: Path) -> None:
     found = json.loads(done.out)
     assert (found["settings"]["tokens"], found["settings"]["repeats"]) == (48, 2)
     assert found["rows"][0]["totals"]["requests"] == 3 * 2
+
+
+class Ticking(Budget):
+    """A budget whose clock goes on by a second a look."""
+
+    def __init__(self, seconds: float | None) -> None:
+        super().__init__(seconds, itertools.count().__next__)
+
+
+@pytest.mark.parametrize(("seconds", "whole"), [(7, 1), (11, 2), (3, 0)])
+def test_a_run_ends_in_time_and_only_what_is_complete_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, whole: int
+) -> None:
+    monkeypatch.setattr(session, "Budget", Ticking)
+    words = ("--block-sizes", 4, "--warmup", 0, "--seconds", seconds, "--out", tmp_path / "run")
+    done = bench(*words)
+    assert done.code == 0, done.err
+    assert len(records_of(tmp_path / "run")) == seconds - 1
+    found = report_of(tmp_path / "run")
+    assert [row["totals"]["requests"] for row in found["rows"]] == [2 * whole] * 2
+    assert f"time was up after {seconds} s: {whole} of 3 prompts complete" in done.out
+    assert not found["cost"], "there was no time for it"
+    if not whole:
+        assert found["verdict"] is None, "nothing was compared"
+        assert "no recommendation" in done.out
+
+
+def test_time_is_for_one_request_after_the_other() -> None:
+    refused = bench("--seconds", 5, "--concurrency", 2)
+    assert refused.code == 2 and "--concurrency" in refused.err
+    assert bench("--seconds", 0).code == 2
+    both = ("--quick", "--concurrency", 2, "--no-costs", "--block-sizes", 4, "--json")
+    assert run("bench", *PAIR, *both).code == 0
 
 
 def test_a_sweep_says_what_it_found() -> None:

@@ -52,7 +52,7 @@ def test_commands():
     typed = "/stats\nhello\n/stats\n/reset\n/what\n/help\n\n/exit\nnever read\n"
     found = run("chat", *TOY, typed=typed)
     assert found.code == 0
-    for words in ("nothing generated yet", "1 answers", "forgotten", "/exit", "/quit", "Ctrl-C"):
+    for words in ("nothing generated yet", "1 answer ·", "forgotten", "/exit", "/quit", "Ctrl-C"):
         assert words in found.err
     assert found.err.count("no such command") == 1
     assert len(found.out.splitlines()) == 1

@@ -10,12 +10,14 @@ import pytest
 
 import dflash
 from dflash.backends.toy import ToyModel, ToyPair
+from dflash.cli.progress import Log
 from dflash.core.types import Plan, Step, Verdict
-from dflash.doctor.measured import RIVALS, cost, examine
-from dflash.doctor.measured.acceptance import Acceptance, added_up, measure
+from dflash.doctor.measured import RIVALS, acceptance, cost, examine
+from dflash.doctor.measured.acceptance import Acceptance, added_up, cut, measure, over, texts_of
 from dflash.doctor.measured.causality import other_causality
 from dflash.doctor.measured.cost import Block, Cost, even_chance, expected
 from dflash.doctor.measured.mask import other_masks
+from dflash.doctor.measured.patient import admit
 from dflash.doctor.measured.report import Report
 from dflash.doctor.measured.rope import other_rope
 from dflash.doctor.measured.taps import other_taps
@@ -205,7 +207,7 @@ TOY = ("doctor", "--model", "toy", "--max-tokens", 24)
 def test_an_oracle_is_ok_and_a_random_draft_is_broken() -> None:
     fine = run(*TOY, "--draft", "toy:oracle")
     assert (fine.code, fine.out.splitlines()[-1][:12]) == (0, "verdict: ok:")
-    assert "measuring acceptance" in fine.err
+    assert "acceptance: prompt 1 of 12" in fine.err
     broken = run(*TOY, "--draft", "toy:random")
     assert broken.code == 1
     assert "verdict: broken" in broken.out and "almost nothing is accepted" in broken.out
@@ -252,3 +254,63 @@ def test_a_noisy_machine_is_said_beside_the_costs(monkeypatch: pytest.MonkeyPatc
         found = run(*words)
         assert ("noisy machine" in found.err) is noisy
         assert "break-even" in found.out
+
+
+def test_a_shorter_text_is_the_beginning_of_a_longer_one() -> None:
+    pair = ToyPair(ToyModel(eos_ids=frozenset()), draft_name="toy:script:3,0,1", script=[3, 0, 1])
+    prompts = [[1, 2, 3], [4]]
+    long = list(texts_of(pair, prompts, 48))
+    for tokens in (2, 7, 24, 48):
+        assert over([cut(text, tokens) for text in long]) == measure(pair, prompts, tokens)
+
+
+class Variants:
+    """A probe whose variants draft as their script says."""
+
+    def variant(self, script: int) -> ToyPair:
+        model = ToyModel(eos_ids=frozenset())
+        return ToyPair(model, draft_name=f"toy:script:{script}", script=[script])
+
+
+@pytest.mark.parametrize(("script", "better"), [(0, False), (1, False), (3, True)])
+def test_a_reading_that_is_no_better_on_the_first_prompt_is_not_tried_on_the_others(
+    script: int, better: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    real = acceptance.rounds
+
+    def counting(pair: Any, prompt: Any, *more: Any) -> Any:
+        tried.append(len(prompt))
+        return real(pair, prompt, *more)
+
+    with dflash.Engine(Variants().variant(1)) as engine:
+        sick = admit(engine, Variants(), ["a", "b", "c"], 24, lambda _: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(acceptance, "rounds", counting)
+    found = sick.under(script=script)
+    assert (found is not None) == better
+    assert len(tried) == (3 if better else 1)
+    assert found is None or found.clearly_above(sick.brief)
+
+
+def test_every_step_is_told() -> None:
+    steps: list[str] = []
+    toy = "toy", "toy:script:3"
+    examine(lambda: dflash.load(*toy), ["Why?", "So?"], 12, steps.append)
+    parts = list(dict.fromkeys(step.partition(":")[0] for step in steps))
+    assert parts == ["loading", "acceptance", "checks", "cost of a round"]
+    assert "acceptance: prompt 2 of 2" in steps
+    assert any(step.startswith("cost of a round: block 16, run 3 of 3") for step in steps)
+
+
+def test_a_log_gets_a_line_a_part_and_one_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 1.0, 2.0, 13.0, 14.0])
+    log = Log(lambda: next(clock))
+    for step in ("a: 1", "a: 2", "b: 1", "b: 2", "b: 3"):
+        log(step)
+    assert capsys.readouterr().err == "a: 1 ...\nb: 1 ...\nb: 2 ...\n"
+
+
+def test_the_command_tells_its_steps_but_not_to_a_program() -> None:
+    toy = ("doctor", "--model", "toy", "--draft", "toy:script:3", "--max-tokens", 12)
+    assert "cost of a round: block 1, run 1 of 3 ..." in run(*toy).err
+    assert "cost of a round" not in run(*toy, "--json").err

@@ -52,12 +52,12 @@ def examine(
     tokens: int = 48,
     say: Say = lambda _: None,
 ) -> Report:
-    """Open a pair and look at everything; ``say`` is told what is being done.
+    """Open a pair and look at everything; ``say`` is told each step: ``part: where in it``.
 
     A pair that does not fit, or computes what is not finite, is a finding. Raises ConfigError for
     a pair without a draft, and what loading raises for files that cannot be read at all.
     """
-    say("loading ...")
+    say("loading: target and draft")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # they come back as findings
@@ -78,18 +78,27 @@ def examine(
 
 def _run(engine: Engine, probe: Probe, texts: Sequence[str], tokens: int, say: Say) -> Report:
     findings = probe.findings()
-    say(f"measuring acceptance on {len(texts)} prompts ...")
     try:
-        patient = admit(engine, probe, texts, tokens)
+        patient = admit(
+            engine, probe, texts, tokens, lambda n: say(f"acceptance: prompt {n} of {len(texts)}")
+        )
     except WeightsError as problem:
         return Report((*findings, Finding("error", "finite", str(problem))))
     if probe.spec is not None:
-        say("trying other readings of the draft's config ...")
         rivals = [rival for others in RIVALS for rival in others(patient)]
-        findings += judge(patient, rivals)
+        findings += judge(
+            patient,
+            rivals,
+            lambda n, r: say(f"other readings of the draft: {r.check}, {n} of {len(rivals)}"),
+        )
     for check in CHECKS:
+        say(f"checks: {check.__name__.removeprefix('check_')}")
         findings += check(patient)
-    say("measuring what a round costs ...")
-    curve = cost.measure(engine.pair, patient.prompts[0], patient.acceptance.survival)
+    curve = cost.measure(
+        engine.pair,
+        patient.prompts[0],
+        patient.acceptance.survival,
+        lambda run, size: say(f"cost of a round: block {size}, run {run} of {cost.RUNS}"),
+    )
     look_up = probe.spec is None and split_draft(engine.pair.draft_name or NO_DRAFT)[1]
     return Report(tuple(findings), patient.acceptance, curve, promise(patient), look_up)

@@ -7,7 +7,7 @@ one before was kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from math import sqrt
@@ -72,12 +72,27 @@ class Acceptance:
 
 
 def measure(pair: Pair, prompts: Iterable[Sequence[int]], tokens: int) -> Acceptance:
-    """Greedy texts of ``tokens`` at the draft's native block size.
+    """What `over` says of the texts that `texts_of` writes."""
+    return over(list(texts_of(pair, prompts, tokens)))
+
+
+def texts_of(pair: Pair, prompts: Iterable[Sequence[int]], tokens: int) -> Iterator[list[Step]]:
+    """Rounds of greedy texts of ``tokens`` at the draft's native block size.
 
     Raises PromptError, and WeightsError when target or draft computes what is not finite.
     """
-    block = pair.draft_block_size or 1
-    texts = [list(rounds(pair, ids, tokens, block)) for ids in prompts]
+    for ids in prompts:
+        yield list(rounds(pair, ids, tokens, pair.draft_block_size or 1))
+
+
+def cut(text: Sequence[Step], tokens: int) -> list[Step]:
+    """The rounds of ``text`` that a shorter one has: a greedy text begins alike."""
+    there = accumulate((len(step.tokens) for step in text), initial=1)  # the prefill's token
+    return [step for step, before in zip(text, there, strict=False) if before < tokens]
+
+
+def over(texts: Sequence[Sequence[Step]]) -> Acceptance:
+    """The counts of several texts."""
     whole = added_up([step for text in texts for step in text])
     return replace(whole, by_text=tuple(added_up(text).mean_committed for text in texts if text))
 

@@ -7,7 +7,7 @@ machine that slows down slows all of them. Medians; the first round of each run 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from statistics import median
@@ -89,16 +89,26 @@ def expected(survival: Sequence[float], block_size: int) -> float:
     return 1.0 + sum(survival[: block_size - 1])
 
 
-def measure(pair: Pair, prompt: Sequence[int], survival: Sequence[float]) -> Cost:
-    """Time blocks up to the draft's native size, continuing ``prompt``."""
+def measure(
+    pair: Pair,
+    prompt: Sequence[int],
+    survival: Sequence[float],
+    watch: Callable[[int, int], None] = lambda *_: None,
+) -> Cost:
+    """Time blocks up to the draft's native size, continuing ``prompt``.
+
+    ``watch`` hears run and block size of each.
+    """
     native = pair.draft_block_size or 1
     sizes = [size for size in dict.fromkeys((*SIZES, native)) if size <= native]
     free: dict[int, list[list[int]]] = {size: [] for size in sizes}
     real: dict[int, list[int]] = {size: [] for size in sizes if size > 1}
-    for _ in range(RUNS):
+    for run in range(1, RUNS + 1):
         for size in sizes:
+            watch(run, size)
             free[size].append(list(_times(pair, prompt, size, [Blank(native)])))
         for size in real:
+            watch(run, size)
             real[size] += _times(pair, prompt, size)
     passes = {size: list(chain(*runs)) for size, runs in free.items() if any(runs)}
     middle = {size: median(times) for size, times in passes.items()}

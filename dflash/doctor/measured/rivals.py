@@ -7,7 +7,7 @@ is named, if it is better by more than chance; a second opinion can wait until t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,16 @@ class Rival:
     advice: str  # what to set
 
 
-def judge(patient: Patient, rivals: Sequence[Rival]) -> Iterator[Finding]:
-    """Try all; name the best one if it clearly matches better."""
-    tried = [(rival, patient.under(**rival.changes)) for rival in rivals]
-    better = [(r, found) for r, found in tried if found.clearly_above(patient.brief)]
+def judge(
+    patient: Patient, rivals: Sequence[Rival], watch: Callable[[int, Rival], None]
+) -> Iterator[Finding]:
+    """Try all, and name the best one if it clearly matches better; ``watch`` hears of each."""
+    better = []
+    for number, rival in enumerate(rivals, 1):
+        watch(number, rival)
+        found = patient.under(**rival.changes)
+        if found is not None and found.clearly_above(patient.brief):
+            better.append((rival, found))
     if not better:
         return
     best, found = max(better, key=lambda pair: pair[1].mean_committed)
