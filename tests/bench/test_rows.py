@@ -149,7 +149,7 @@ def test_the_verdict_names_the_first_differing_token_and_its_gap() -> None:
     found = judge({key: one}, {key: [5]}, ["fast"], "plain", gap)
     assert found.real == ("fast",)
     assert found.sentence == (
-        "1 real differences and 0 ties in 1 texts; first: fast on p#1 at token 7, gap 5.0e-01"
+        "1 real difference and 0 ties in 1 text; first: fast on p#1 at token 7, gap 5.0e-01"
     )
     tie = judge({key: one}, {key: [5]}, ["fast"], "plain", lambda *_: (5e-4, 1e-3))
     assert (tie.real, tie.findings[0].kind) == ((), "tie")

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from dflash.core.types import Step
 from dflash.doctor.measured.acceptance import Acceptance, cut, over, texts_of
 from dflash.drafts.spec import DraftSpec
 from dflash.engine import Engine
@@ -54,7 +55,8 @@ def admit(
 
     Raises PromptError, WeightsError.
     """
-    prompts, said = [engine.encode(text) for text in texts], []
+    prompts = [engine.encode(text) for text in texts]
+    said: list[list[Step]] = []
     for number, prompt in enumerate(prompts, 1):
         watch(number)
         said += texts_of(engine.pair, [prompt], tokens)
