@@ -77,6 +77,8 @@ def test_a_draft_whose_fused_states_differ_is_read_again(
     right = decoder.rotate_
     monkeypatch.setattr(decoder, "rotate_", lambda x, turns: right(x, turns.conj()))
     monkeypatch.setattr(draft_load, "draft_form", lambda asked, target: None)
-    kept = load_draft(folder, target).model
+    loaded = load_draft(folder, target)
+    kept = loaded.model
     assert isinstance(kept.layers[0], Layer)
+    assert any("takes longer" in warning for warning in loaded.warnings)
     torch.testing.assert_close(sample_states(kept), sample_states(tiny_draft()))

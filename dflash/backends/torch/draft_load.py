@@ -33,6 +33,11 @@ from dflash.drafts.spec import DraftSpec, Taps, read_spec
 from dflash.model_folders import draft_folder
 from dflash.target_facts import settle
 
+UNFUSED = (
+    "the draft's fused layers give other states with torch {}, so its own run, which takes longer; "
+    "please report this"
+)
+
 
 @dataclass(frozen=True)
 class LoadedDraft:
@@ -110,23 +115,24 @@ def load_draft(  # noqa: PLR0913 - what LoadConfig says of the draft
     tables = make_tables(spec, target, own, bridge, form)
     report = PackReport(reason="switched off")
     if pack:
-        model, report = _tuned(model, lambda: read()[0], form)
+        model, report, notes = _tuned(model, lambda: read()[0], form)
+        warnings += notes
     return LoadedDraft(model, tables, path, window, warnings, report)
 
 
 def _tuned(
     model: DFlashDraftModel, again: Callable[[], DFlashDraftModel], form: str | None
-) -> tuple[DFlashDraftModel, PackReport]:
-    """``model`` packed where it can be, and fused where that changes no state."""
+) -> tuple[DFlashDraftModel, PackReport, tuple[str, ...]]:
+    """``model`` packed where it can be, and fused where that changes no state; if not, a note."""
     if why_not_fused(model):
-        return model, pack_model(model, weights=form)
+        return model, pack_model(model, weights=form), ()
     before = sample_states(model)
     fuse_draft(model)
     report = pack_model(model, weights=form)
     if differs(before, sample_states(model), model.norm.weight.dtype, form):
         model = again()  # its weights are in the fused layers now
-        report = pack_model(model, weights=form)
-    return model, report
+        return model, pack_model(model, weights=form), (UNFUSED.format(torch.__version__),)
+    return model, report, ()
 
 
 def draft_form(asked: str | None, target: LoadedTarget) -> str | None:
