@@ -159,7 +159,7 @@ def test_the_next_session_of_a_size_replays_what_the_last_one_recorded(
 ) -> None:
     tape = Tape()
     graphs, counts = Graphs(tape), []
-    for seed in range(3):
+    for seed in (0, 0, 2, 2):
         sides = [Side(target, how) for how in (graphs, None)]
         agree(*sides, rows=ids(50 - 13 * seed, seed), keep=1)
         walk(*sides, end=60, seed=seed)
@@ -167,7 +167,7 @@ def test_the_next_session_of_a_size_replays_what_the_last_one_recorded(
         sides[0].forward.close()
         counts.append(tape.recorded)
         assert graphs.bytes() == sides[0].cache.bytes()
-    assert (counts[1] < counts[0] * 2 and counts[2] == counts[1]) or counts[2] <= 8
+    assert 0 < counts[0] == counts[1] < counts[2] == counts[3], "the same text records nothing new"
     graphs.close()
     assert not graphs.bytes()
 
