@@ -4,13 +4,15 @@
 
 Two measures, both of rounds as the reader of a stream waits for them:
 
-beside bare  our stream, and by turns with it (8 rounds each) a loop over the same tokens that
-             consists of llama_decode, llama_get_logits and numpy's argmax on a context of its own;
-             time of ours over time of the bare loop. For blocks and auto that is the price, or the
-             gain, against plain llama.cpp without any draft loaded
+beside bare  our stream, and after each round of it a loop over the same tokens that consists of
+             llama_decode, llama_get_logits and numpy's argmax on a context of its own; time of ours
+             over time of the bare loop. For blocks and auto that is the price, or the gain, against
+             plain llama.cpp without any draft loaded
 host share   of a round's time, what is spent outside llama_decode
 
-Medians, with 95 % intervals over resampled stretches of 8 rounds.
+Medians, with 95 % intervals over resampled rounds. A text in which a pass of several rows rounds
+otherwise than one of a single row, so that the two part, is left there; how many, and how far apart
+the two tokens' logits lay, is printed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ from dflash.backends.gguf.layout import Batch
 from dflash.backends.gguf.native import rows_at
 from dflash.sessions import SMALLEST
 
-STRETCH = 8  # rounds of ours, then as many tokens of the bare loop
 COLUMNS = ("target", "arm", "rounds", "ms", "ours us", "host share", "beside bare", "by sums")
 
 
@@ -66,60 +67,56 @@ class Bare:
         self.token = int(self._row.argmax())
         self._length += 1
 
+    def gap(self, token: int) -> float:
+        """How far the logit of ``token`` lies below that of ours."""
+        return float(self._row[self.token] - self._row[token])
+
     def close(self) -> None:
         """Free the context."""
         self._context.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Some rounds of ours, and the bare loop's steps over the same tokens; seconds."""
+class Round:
+    """A round of ours, and the bare loop's steps over the same tokens; seconds."""
 
-    whole: list[float]  # a round of ours
-    inside: list[float]  # of it in llama_decode
-    bare: list[float]  # a step, one for each token of ours
-
-    @property
-    def ratio(self) -> float:
-        """Ours over the bare loop."""
-        return sum(self.whole) / sum(self.bare)
+    whole: float
+    inside: float  # of it in llama_decode
+    bare: float
 
 
-def stretches(engine: Any, prompt: Sequence[int], tokens: int, size: Any) -> Iterator[Stretch]:
-    """One text, both ways by turns. AssertionError where they part."""
+def rounds(
+    engine: Any, prompt: Sequence[int], tokens: int, size: Any, gaps: list[float]
+) -> Iterator[Round]:
+    """One text, both ways by turns, until they part; ``gaps`` then gets one more."""
     with Native() as native:
         asked: dict[str, Any] = {"max_tokens": tokens, "block_size": size, "reuse": False}
         stream = engine.stream(list(prompt), ignore_eos=True, **asked)
-        first = next(stream).token_ids
+        next(stream)
     room = max(SMALLEST, 1 << (len(prompt) + tokens - 1).bit_length())  # as sessions have it
     bare = Bare(engine.pair, prompt, room)
-    assert first == (bare.token,), "our first token is not llama.cpp's"
     left = tokens - 1
     while left:
-        whole: list[float] = []
-        inside: list[float] = []
-        said: list[int] = []
-        while left and len(whole) < STRETCH:
-            before, start = native.seconds, time.perf_counter()
-            chunk = next(stream)
-            whole.append(time.perf_counter() - start)
-            inside.append(native.seconds - before)
-            said += chunk.token_ids
-            left -= len(chunk.token_ids)
-        steps = []
-        for token in said:
+        before, start = native.seconds, time.perf_counter()
+        chunk = next(stream)
+        whole, inside = time.perf_counter() - start, native.seconds - before
+        left -= len(chunk.token_ids)
+        steps = 0.0
+        for token in chunk.token_ids:
             start = time.perf_counter()
             bare.step()
-            steps.append(time.perf_counter() - start)
-            assert bare.token == token, "our token is not llama.cpp's"
-        yield Stretch(whole, inside, steps)
+            steps += time.perf_counter() - start
+            if bare.token != token:
+                gaps.append(bare.gap(token))
+                left = 0
+                break
+        else:
+            yield Round(whole, inside, steps)
     bare.close()
-    assert next(stream, None) is None, "the stream goes on"
+    stream.close()
 
 
-def interval(
-    found: Sequence[Stretch], statistic: Callable[[Sequence[Stretch]], float]
-) -> list[float]:
+def interval(found: Sequence[Round], statistic: Callable[[Sequence[Round]], float]) -> list[float]:
     """Value, and its 95 % interval."""
     low, high = record.bootstrap(
         len(found), lambda pick: statistic([found[i] for i in pick]), draws=1000
@@ -127,24 +124,24 @@ def interval(
     return [statistic(found), low, high]
 
 
-def ours(found: Sequence[Stretch]) -> float:
+def ours(found: Sequence[Round]) -> float:
     """Median seconds of a round outside llama_decode."""
-    return median(w - i for one in found for w, i in zip(one.whole, one.inside, strict=True))
+    return median(one.whole - one.inside for one in found)
 
 
-def host_share(found: Sequence[Stretch]) -> float:
+def host_share(found: Sequence[Round]) -> float:
     """Median share of a round outside llama_decode."""
-    return median(1 - i / w for one in found for w, i in zip(one.whole, one.inside, strict=True))
+    return median(1 - one.inside / one.whole for one in found)
 
 
-def beside(found: Sequence[Stretch]) -> float:
-    """Median stretch of ours over the bare loop's, minus 1."""
-    return median(one.ratio for one in found) - 1
+def beside(found: Sequence[Round]) -> float:
+    """Median round of ours over the bare loop's steps, minus 1."""
+    return median(one.whole / one.bare for one in found) - 1
 
 
-def by_sums(found: Sequence[Stretch]) -> float:
+def by_sums(found: Sequence[Round]) -> float:
     """The same of all time together: what blocks that are rare cost is in it."""
-    return sum(sum(one.whole) for one in found) / sum(sum(one.bare) for one in found) - 1
+    return sum(one.whole for one in found) / sum(one.bare for one in found) - 1
 
 
 def arms(flags: Any) -> Iterator[tuple[str, str | None, Any]]:
@@ -165,15 +162,14 @@ def measured(kind: str, flags: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             target, draft, backend="gguf", threads=flags.threads, profile=False
         ) as engine:
             engine.generate(prompts[0], max_tokens=8, block_size=size)
-            found = [
-                stretch
-                for text in prompts
-                for stretch in stretches(engine, engine.encode(text), flags.tokens, size)
-            ]
+            gaps: list[float] = []
+            ids = [engine.encode(text) for text in prompts]
+            found = [one for p in ids for one in rounds(engine, p, flags.tokens, size, gaps)]
         statistics = (ours, host_share, beside, by_sums)
         result: dict[str, Any] = {f.__name__: interval(found, f) for f in statistics}
-        rounds = [w for one in found for w in one.whole]
-        yield name, {**result, "rounds": len(rounds), "round": median(rounds)}
+        result |= {"rounds": len(found), "round": median(one.whole for one in found)}
+        seconds = [[one.whole, one.inside, one.bare] for one in found]
+        yield name, {**result, "parted": gaps, "seconds": seconds}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -191,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cells = [_percent(*one[column]) for column in ("host_share", "beside", "by_sums")]
             time_of = f"{1e3 * one['round']:.2f}", f"{1e6 * one['ours'][0]:.0f}"
             rows.append([kind, name, one["rounds"], *time_of, *cells])
-            print(rows[-1], flush=True)
+            print(*rows[-1], f"parted {[round(gap, 4) for gap in one['parted']]}", flush=True)
     print(markdown(COLUMNS, rows))
     result = {"conditions": before, "found": found}
     record.write(flags.out or Path("runs/gguf-overhead.json"), result)

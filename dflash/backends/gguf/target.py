@@ -19,6 +19,10 @@ from dflash.core.types import Proposal, Request, Verdict
 from dflash.errors import WeightsError
 
 Open = Callable[[int], tuple[Context, Taps]]
+NOT_FINITE = (
+    "the target computed logits that are not finite: its weights are damaged, or a number format "
+    "is too narrow for it (try type_k and type_v f16)"
+)
 
 
 class GgufTarget:
@@ -124,16 +128,15 @@ class GgufTarget:
     def _judge(self, rows: int, drafted: Sequence[int] = (), q: Array | None = None) -> Ruling:
         logits = self._context.logits(rows)
         if rows == 1 and self._bare:  # `rule` without what a plain step does not need
-            ruling = Ruling([int(logits.argmax())], 0)
-        else:
-            output = self._tokens[len(self._request.prompt) :]
-            ruling = rule(logits, self._request, output, drafted, q)
-        said = enumerate(ruling.tokens)
-        if not all(isfinite(logits.item(row, token)) for row, token in said):
-            raise WeightsError(
-                "the target computed logits that are not finite: its weights are damaged, or a "
-                "number format is too narrow for it (try type_k and type_v f16)"
-            )
+            token = int(logits.argmax())
+            if isfinite(logits.item(token)):
+                return Ruling([token], 0)
+            raise WeightsError(NOT_FINITE)
+        output = self._tokens[len(self._request.prompt) :]
+        ruling = rule(logits, self._request, output, drafted, q)
+        said = zip(logits, ruling.tokens, strict=False)
+        if not all(isfinite(row.item(token)) for row, token in said):
+            raise WeightsError(NOT_FINITE)
         return ruling
 
     def _run(self, rows: Sequence[int], outputs: int) -> None:
