@@ -151,7 +151,7 @@ WAITS = {"item", "tolist", "cpu", "numpy", "synchronize"}
 """Each makes the host wait for the device. In a backend, only where the one wait of a round is."""
 MAY_WAIT = ("target", "sampling")
 LOADING = ("load", "draft_load", "draft_run", "probe")
-LOADING += ("draft_weights", "mtp_weights")
+LOADING += ("draft_weights", "mtp_weights", "dense")
 """Runs before the first round or apart from any, where nobody is kept waiting by a wait."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dflash.backends.torch import attention, decoder, load
+from dflash.backends.torch import attention, decoder, tuning
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.forward import FusedForward, ModelForward, make_forward
@@ -146,14 +146,14 @@ def test_layers_found_equal_once_are_not_compared_again(
 ) -> None:
     """For one config, whatever its weights and place; another config is compared."""
     compared: list[str] = []
-    sample = load._sample_logits
+    sample = tuning._sample_logits
 
     def counted(model: Any) -> torch.Tensor:
         compared.append(type(model.model.layers[0]).__name__)
         return sample(model)
 
     monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(load, "_sample_logits", counted)
+    monkeypatch.setattr(tuning, "_sample_logits", counted)
     for seed, count in ((0, 2), (1, 2)):
         target = opened(tiny_target("llama", seed=seed), tmp_path / f"{seed}")
         assert target.fused.layers == LAYERS and len(compared) == count

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dflash.backends.torch.attention import group_attention
 from dflash.backends.torch.features import Taps, decoder_layers
+from dflash.backends.torch.grouped import group_attention
 from dflash.backends.torch.packed import pack_model
 from dflash.backends.torch.sampling import greedy
 from dflash.backends.torch.target import TorchTargetSession

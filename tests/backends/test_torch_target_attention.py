@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dflash.backends.torch.attention import NAME, group_attention, grouped_attention
+from dflash.backends.torch.attention import STACKED
+from dflash.backends.torch.grouped import group_attention, grouped_attention
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.core.types import Proposal, Request
 
@@ -28,7 +29,7 @@ def test_blocks_of_every_size_see_what_they_saw_before(
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
     plain, grouped = (tiny_target(kind, dtype=torch.float64) for _ in range(2))
-    assert group_attention(grouped) and grouped.config._attn_implementation == NAME
+    assert group_attention(grouped) and grouped.config._attn_implementation == STACKED
     sessions = [TorchTargetSession(model, (0, 3), 128) for model in (plain, grouped)]
     for session in sessions:
         list(session.prefill(Request(list(range(30, 50)), 60), 0))

@@ -12,6 +12,7 @@ import torch
 from dflash.backends.torch import open_pair
 from dflash.backends.torch.graph_target import GraphForward
 from dflash.backends.torch.graphs import Graphs
+from dflash.backends.torch.load import load_target
 from dflash.backends.torch.pair import TorchPair
 from dflash.config import LoadConfig
 from dflash.model import DFlashDraftModel
@@ -42,7 +43,7 @@ def make_rounded(folder: Path, ties: bool) -> Backend:
         )
 
     pair = opened()
-    rounded = pair.target.model
+    rounded = load_target(target, "cpu", "float32", weights="int8").model
 
     def logits(tokens: Sequence[int]) -> Any:
         with torch.inference_mode():

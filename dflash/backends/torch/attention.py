@@ -1,60 +1,20 @@
 """Attention of a few rows with shared key heads, without copying the keys.
 
-transformers repeats keys and values for every query head as soon as a mask is given, that is, in
-every verify pass. Query heads that share a key head can as well be stacked as more rows of one
-head: the same products, and the cache is read once. Same results (the rows are independent);
-7 % of an 8-row pass of the demo target at 1,024 tokens of context.
-
-Only for models this package loaded itself, on a CPU, where transformers would use its "sdpa".
+Query heads that share a key head can be stacked as more rows of one head: the same products, and
+the cache is read once. Same results, as the rows are independent.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-NAME = "stacked_rows"  # not our own name: transformers takes "flash" in it for another library
+STACKED = "stacked_rows"  # its name in transformers, which takes "flash" in one for a library
 LONG = 4096  # keys from which a CPU, too, gains by stacked rows: it reads each once, not per head
 MOST_ROWS = 32  # beyond, the products are large and the copies no longer matter
-
-
-def grouped_attention(
-    module: Any,
-    query: Tensor,  # [B, nh, n, D]
-    key: Tensor,  # [B, nkv, T, D]
-    value: Tensor,  # [B, nkv, T, D]
-    attention_mask: Tensor | None,  # [B, 1, n, T]
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """``[B, n, nh, D]``, as transformers' attention functions return it."""
-    batch, heads, rows, width = query.shape
-    groups = heads // key.shape[1]
-    stackable = (
-        attention_mask is not None
-        and attention_mask.shape[1] == 1
-        and 1 < rows <= MOST_ROWS
-        and groups > 1
-        and not any(options.get(name) is not None for name in ("softcap", "position_bias", "s_aux"))
-    )
-    if attention_mask is None or not stackable:
-        plain: Any = sdpa_attention_forward
-        out: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
-        return out
-    mixed = F.scaled_dot_product_attention(
-        query.reshape(batch, heads // groups, groups * rows, width),
-        key,
-        value,
-        attn_mask=_stacked(attention_mask, groups, query.dtype),
-        scale=options.get("scaling"),
-    )
-    return mixed.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
 
 
 def attend_rows(
@@ -97,7 +57,7 @@ def _attend_long(
         query.reshape(1, key.shape[1], groups * rows, width),
         key,
         value,
-        attn_mask=None if bias is None else _stacked(bias, groups, query.dtype),
+        attn_mask=None if bias is None else stacked_mask(bias, groups, query.dtype),
         scale=scaling,
     )
     return mixed.reshape(heads, rows, width).transpose(0, 1).flatten(1)
@@ -138,7 +98,7 @@ class _Last(threading.local):
 _last = _Last()
 
 
-def _stacked(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+def stacked_mask(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """``[.., n, T]`` as ``[.., groups * n, T]`` to be added to scores, as the product wants it."""
     if _last.mask is not mask or _last.groups != groups or _last.stacked.dtype != dtype:
         if mask.dtype == torch.bool:
@@ -149,14 +109,3 @@ def _stacked(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
         _last.mask, _last.groups = mask, groups
         _last.stacked = bias.repeat(*[1] * (bias.dim() - 2), groups, 1)
     return _last.stacked
-
-
-def group_attention(model: Any) -> bool:
-    """Let ``model`` use `grouped_attention` where it would use "sdpa"; whether it does now."""
-    config = model.config.get_text_config(decoder=True)
-    if getattr(config, "_attn_implementation", None) != "sdpa" or model.device.type != "cpu":
-        return False
-    AttentionInterface.register(NAME, grouped_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
-    return True

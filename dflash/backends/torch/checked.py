@@ -2,14 +2,16 @@
 
 Whether fused layers give the logits of transformers' own depends on the model's config and on code,
 never on its weights: so the comparison is made once for each config and each version of the
-packages and files that take part, and an empty file in the cache folder says that it went well. One
+packages and files that take part, and a file in the cache folder says that it went well. The file
+holds what only transformers' class of the model knew (`dense.Facts`), for starts without it. One
 that cannot be read or written costs the comparison, nothing else.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -21,29 +23,34 @@ import transformers
 from dflash import env
 
 FILES = (
-    *("attention", "cache", "decoder", "forward", "fused", "gated", "narrow", "packed"),
-    *("places", "products", "slots"),
+    *("attention", "cache", "decoder", "dense", "forward", "fused", "gated", "grouped", "narrow"),
+    *("packed", "places", "products", "slots", "tuning"),
 )
 """Modules beside this one whose code decides what a fused pass computes."""
 
 
-def place(config: Any, how: Iterable[str]) -> Path:
-    """The file that stands for ``config`` (a transformers config) run as ``how`` says."""
+def place(config: Mapping[str, Any], how: Iterable[str]) -> Path:
+    """The file that stands for ``config`` (what config.json holds) run as ``how`` says."""
     digest = sha256("\n".join((*how, torch.__version__, transformers.__version__)).encode())
-    shape = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    shape = {key: value for key, value in config.items() if key != "_name_or_path"}
     digest.update(json.dumps(shape, sort_keys=True, default=str).encode())
     for name in FILES:
         digest.update((Path(__file__).parent / f"{name}.py").read_bytes())
     return env.cache_dir() / "checked" / digest.hexdigest()[:32]
 
 
-def known(file: Path) -> bool:
-    """Whether the comparison went well before."""
-    return file.is_file()
+def known(file: Path) -> dict[str, Any] | None:
+    """What was noted where the comparison went well before; None where it was not made."""
+    with suppress(OSError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) and "facts" in found else None
+    return None
 
 
-def remember(file: Path) -> None:
-    """It went well."""
+def remember(file: Path, facts: Any) -> None:
+    """It went well; ``facts`` are what `dense.facts_of` found."""
     with suppress(OSError):  # a full or read-only disk: the next start compares again
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        beside = file.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps({"facts": facts}), encoding="utf-8")
+        beside.replace(file)  # whole, whoever reads it meanwhile

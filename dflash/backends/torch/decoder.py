@@ -205,11 +205,14 @@ def interleave(weight: Tensor, heads: int, width: int) -> None:
 
 def joined(*layers: nn.Linear) -> nn.Linear:
     """One linear layer with the outputs of ``layers`` behind each other."""
-    first = layers[0]
-    bias = None if first.bias is None else torch.cat([x.bias for x in layers])
+    bias = None if layers[0].bias is None else torch.cat([x.bias for x in layers])
+    return linear_of(torch.cat([x.weight for x in layers]), bias)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer over ``weight [out, in]``, which is not copied."""
     # The meta device: weights that are replaced at once need no memory and no random numbers.
-    result = nn.Linear(first.in_features, 1, bias=bias is not None, device="meta")
-    weight = torch.cat([x.weight for x in layers])
+    result = nn.Linear(weight.shape[1], 1, bias=bias is not None, device="meta")
     result.out_features = weight.shape[0]
     result.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dflash.backends.torch.attention import NAME as STACKED
-from dflash.backends.torch.attention import stacked_groups
+from dflash.backends.torch.attention import STACKED, stacked_groups
 from dflash.backends.torch.decoder import DecoderLayer, Shape, rotate_, widened
 from dflash.backends.torch.places import Places
 
@@ -61,6 +59,8 @@ class FusedLayer(DecoderLayer):
         **options: Any,
     ) -> Tensor:  # [B, n, H]
         """The layer as transformers calls it."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # it is there, who calls
+
         assert position_embeddings is not None, "the model's rotary embedding was not replaced"
         held = options.get("cache", options.get("past_key_values"))
         turns = widened(position_embeddings, self.turned, self.keys)

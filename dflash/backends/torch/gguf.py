@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from dflash import gguf_target
 from dflash.gguf_target.weights import Floats, Library
@@ -24,6 +23,8 @@ def convert(file: Path, dtype: str = "float32", cache: Path | None = None) -> Pa
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    from transformers import AutoModelForCausalLM
+
     build: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
         model = build(config)

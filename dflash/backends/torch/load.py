@@ -7,30 +7,24 @@ Weights are complete, finite and in one dtype when ``load_target`` returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
-from dflash.backends.torch import checked
-from dflash.backends.torch.attention import group_attention
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.checkpoint import resolve
-from dflash.backends.torch.forward import make_forward
-from dflash.backends.torch.fused import FuseReport, differs, fuse_model
-from dflash.backends.torch.fused import why_not as why_not_fused
+from dflash.backends.torch.fused import FuseReport
 from dflash.backends.torch.memory import guard, require
-from dflash.backends.torch.packed import PackReport, joint_report, pack_model
-from dflash.backends.torch.reading import FiniteCheck, quiet, read_model, read_tokenizer
+from dflash.backends.torch.packed import PackReport
+from dflash.backends.torch.reading import quiet, read_model, read_tokenizer
 from dflash.backends.torch.rollback_check import check_state
+from dflash.backends.torch.tuning import Source, as_it_is, tuned
 from dflash.checkpoint import count_weights, read_config, require_target
 from dflash.errors import CheckpointError, ConfigError
 from dflash.target_facts import joined_ids
-
-ROWS, MORE = 9, 3  # of the check of fused layers: a prompt, then a few rows behind it
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ class LoadedTarget:
         return self.packed.bytes + sum(int(p.nbytes) for p in self.model.parameters())
 
 
-def load_target(
+def load_target(  # noqa: PLR0913 - what LoadConfig says of the target
     path: str,
     device: str | None = None,
     dtype: str | None = None,
@@ -94,99 +88,45 @@ def load_target(
     pack: bool = True,
     weights: str | None = None,
     trust_remote_code: bool = False,
+    whole: bool = True,
 ) -> LoadedTarget:
     """Open the target at ``path``: a folder, a ``.gguf`` file or a hub id.
 
     ``dtype`` None is float32 on a CPU and bfloat16 elsewhere. ``pack`` lets prepacked copies
     replace the weights of linear layers on a CPU (``packed.py``), and fused layers those of the
     common dense families on any device (``fused.py``). ``weights`` holds them in another form
-    (`narrow.WEIGHTS`).
+    (`narrow.WEIGHTS`). ``whole=False``: the model will only be run by sessions, so that it need not
+    be transformers' own (``dense.py``).
     Raises CheckpointError, WeightsError, DownloadError, ConfigError, OutOfMemory.
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     folder = resolve(path, code=trust_remote_code, dtype=str(kind).removeprefix("torch."))
-    require_target(read_config(folder), path)
+    config = read_config(folder)
+    require_target(config, path)
     require(f"the target {path}", count_weights(folder) * kind.itemsize, where)
 
     def read() -> Any:
         model = read_model(folder, kind, trust_remote_code)
-        if not texts:  # not before: two threads had better not import transformers' parts at once
-            texts.append(beside.submit(read_tokenizer, folder, trust_remote_code))
+        read_texts(None)
         with guard(f"moving {path} to {where}"):
             return model.to(where).eval().requires_grad_(False)
+
+    def read_texts(config: Any) -> None:
+        if not texts:  # not before: two threads had better not import transformers' parts at once
+            texts.append(beside.submit(read_tokenizer, folder, trust_remote_code, config))
 
     if weights is not None and not pack:
         raise ConfigError(f"weights={weights!r} are packed weights: leave out pack_weights=False")
     texts: list[Future[Any]] = []
+    bare = None if whole or trust_remote_code else folder
+    source = Source(path, read, config, kind, where, weights, bare, read_texts)
     with quiet(), ThreadPoolExecutor(1) as beside:
-        model, packed, fused = _tuned(read, path, weights) if pack else _as_it_is(read(), path)
+        model, packed, fused = tuned(source) if pack else as_it_is(source)
         tokenizer = texts[0].result()
     if weights is not None and not packed.layers:
         raise ConfigError(f"weights={weights!r} cannot be had for {path}: {packed.reason}")
     return replace(_describe(model, tokenizer, path, packed, fused), weights=weights)
-
-
-Opened: TypeAlias = tuple[Any, PackReport, FuseReport]
-
-
-def _as_it_is(model: Any, name: str) -> Opened:
-    _check(model, FiniteCheck(name))
-    return model, PackReport(reason="switched off"), FuseReport(reason="switched off")
-
-
-def _tuned(read: Callable[[], Any], name: str, weights: str | None = None) -> Opened:
-    """Fused where that changes no logit, packed where it can be."""
-    model = read()
-    group_attention(model)
-    reason = why_not_fused(model)
-    if reason:
-        return model, *_settle(model, name, weights, FuseReport(reason=reason))
-    how = (str(model.dtype), str(model.device.type), str(weights))
-    seen = checked.place(model.config, how)
-    if checked.known(seen):
-        return model, *_settle(model, name, weights)
-    before = _sample_logits(model)
-    packed, fused = _settle(model, name, weights)
-    if not differs(before, _sample_logits(model), model.dtype, weights):
-        checked.remember(seen)
-        return model, packed, fused
-    del model  # the weights are in the fused layers now: start again from the files
-    model = read()
-    group_attention(model)
-    reason = "fused layers give other logits with this version of transformers"
-    return model, *_settle(model, name, weights, FuseReport(reason=reason))
-
-
-def _sample_logits(model: Any) -> torch.Tensor:
-    """Logits [ROWS + MORE, V] of some ids: without a past, then behind one."""
-    size = int(model.get_input_embeddings().weight.shape[0])
-    ids = [size * row // (ROWS + MORE + 1) for row in range(1, ROWS + MORE + 1)]
-    forward, cache = make_forward(model), make_cache(model.config, ROWS + MORE)
-    with torch.inference_mode():
-        return torch.cat([forward(part, cache, 0).float() for part in (ids[:ROWS], ids[ROWS:])])
-
-
-def _settle(
-    model: Any, name: str, weights: str | None, fused: FuseReport | None = None
-) -> tuple[PackReport, FuseReport]:
-    """Check, fuse and pack the weights. One walk: files are mapped, read once, freed."""
-    check, reports = FiniteCheck(name), list[PackReport]()
-
-    def pack(part: Any) -> None:
-        reports.append(pack_model(part, weights=weights))
-
-    if fused is None:
-        fused = fuse_model(model, pack, check.look)
-    reports.append(pack_model(model, check.look, weights))
-    _check(model, check)
-    return joint_report(reports), fused
-
-
-def _check(model: Any, check: FiniteCheck) -> None:
-    for key, weight in model.named_parameters():
-        check.look(key, weight)
-    check.done()
 
 
 def take_target(model: Any, name: str) -> LoadedTarget:
@@ -201,7 +141,9 @@ def take_target(model: Any, name: str) -> LoadedTarget:
             raise CheckpointError(f"{name}: fused layers give other logits, and it is used up")
         return made.pop()
 
-    model, packed, fused = _tuned(read, name)
+    source = Source(name, read, model.config.to_dict(), model.dtype, model.device)
+    del model
+    model, packed, fused = tuned(source)
     return _describe(model, None, name, packed, fused)
 
 

@@ -54,6 +54,7 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
             pack=load.pack_weights,
             weights=load.weights,
             trust_remote_code=load.trust_remote_code,
+            whole=False,
         )
         return cls.beside(target, load).replay(load.cuda_graphs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from dflash.backends.torch.memory import guard
@@ -30,6 +31,8 @@ LOAD_ERRORS = (
 
 def read_model(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The model with every weight from the checkpoint. Raises CheckpointError, WeightsError."""
+    from transformers import AutoModelForCausalLM  # two seconds: only who needs it pays for them
+
     try:
         with guard(f"loading {folder}"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -52,16 +55,28 @@ def read_model(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any
     return model
 
 
-def read_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+def read_tokenizer(folder: Path, trust_remote_code: bool, config: Any = None) -> Any:
+    """The tokenizer in ``folder``. Raises CheckpointError.
+
+    ``config`` is the model's, where it is there: its class need not be imported then, if the
+    tokenizer's files name their own.
+    """
     try:
+        beside = {} if config is None or not _says_its_class(folder) else {"config": config}
         return AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust_remote_code
+            folder, local_files_only=True, trust_remote_code=trust_remote_code, **beside
         )
     except LOAD_ERRORS as error:
         raise CheckpointError(
             f"{folder} has no tokenizer that can be read: {_first_line(error)}. "
             "Copy tokenizer.json and tokenizer_config.json into the folder"
         ) from error
+
+
+def _says_its_class(folder: Path) -> bool:
+    file = folder / "tokenizer_config.json"
+    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return "tokenizer_class" in said and "auto_map" not in said
 
 
 def _explain(folder: Path, error: BaseException) -> CheckpointError:

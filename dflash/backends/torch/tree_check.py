@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash.backends.torch.attention import NAME as STACKED
+from dflash.backends.torch.attention import STACKED
 from dflash.backends.torch.cache import PreallocatedLayer, make_cache
-from dflash.backends.torch.forward import make_forward
+from dflash.backends.torch.forward import ModelForward, make_forward
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.rollback_check import BROKEN, COARSE, ROUNDING, differ
 from dflash.backends.torch.tree import make_branches
@@ -32,10 +32,12 @@ def why_no_trees(model: Any) -> str:
         return f"{kind} has recurrent layers, and each node of a tree would need a state of its own"
     if any(isinstance(x, PreallocatedLayer) and x.window is not None for x in cache.layers):
         return f"{kind} has sliding-window layers, whose windows know no branches"
-    if getattr(config, "_attn_implementation", None) not in ATTENTION:
-        return f"attention {config._attn_implementation!r} takes no mask of a tree: load with sdpa"
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        return f"{kind} takes no positions from outside, and a node's is its depth"
+    if isinstance(make_forward(model), ModelForward):
+        if getattr(config, "_attn_implementation", None) not in ATTENTION:
+            attention = config._attn_implementation
+            return f"attention {attention!r} takes no mask of a tree: load with sdpa"
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            return f"{kind} takes no positions from outside, and a node's is its depth"
     try:
         with torch.inference_mode(), guard(f"trying {kind} with a tree"):
             found, expected = _try_out(model)
