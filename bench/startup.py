@@ -67,14 +67,16 @@ def commands(flags: Namespace) -> dict[str, Sequence[str]]:
     pair = ["--model", flags.target] + (["--draft", flags.draft] if flags.draft else [])
     one = ["--max-tokens", "1", "--no-profile", "--threads", str(flags.threads)]
     whole = ["-m", "dflash", "generate", "hi", *pair, *one]
-    found = {
+    found: dict[str, Sequence[str]] = {
         "python": ["-c", ""],
         "torch": ["-c", TORCH],
         FIRST: ["-c", f"{TORCH}; {PARTS}"],
         "torch, transformers' model classes": ["-c", f"{TORCH}; {CLASSES}"],
         WHOLE: whole,
     }
-    return {**found, BESIDE: whole} if flags.beside else found
+    if flags.beside:
+        found[BESIDE] = whole
+    return found
 
 
 def measure(flags: Namespace) -> tuple[dict[str, list[float]], dict[str, float]]:
