@@ -125,7 +125,7 @@ def check_borrowed(spec: DraftSpec, width: int) -> None:
     if width != spec.hidden_size:
         raise PairError(
             f"the draft is {spec.hidden_size} wide and borrows the embedding and head of a target "
-            f"that is {width} wide; it would need its own"
+            f"that is {width} wide; it would need its own. Use the draft made for this target"
         )
 
 

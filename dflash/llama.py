@@ -255,6 +255,8 @@ def _text(content: Any) -> str:
     if not isinstance(content, Sequence) or not all(isinstance(p, Mapping) for p in content):
         raise ConfigError(f"a message's content must be text or a list of parts, got {content!r}")
     for part in content:
+        if part.get("type") == "text" and not isinstance(part.get("text"), str):
+            raise ConfigError(f"a part of type 'text' must have a text, got {part!r}")
         if part.get("type") != "text":
             raise ConfigError(
                 f"a message has a part of type {part.get('type')!r}: speculative decoding here is "

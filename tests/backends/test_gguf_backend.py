@@ -278,14 +278,21 @@ def test_a_least_probability_shortens_blocks_and_a_least_length_drops_them(
 ) -> None:
     for kind in ("v1", "v2"):
         drafted = []
-        for options in ({}, {"draft_p_min": 0.3}, {"draft_p_min": 1.0}, {"draft_n_min": 6}):
+        for options in ({}, {"draft_p_min": 0.3}, {"draft_p_min": 1.0}, {"draft_n_min": 5}):
             with Engine(pair(files, files[kind], **options)) as engine:
-                found = engine.generate(PROMPT, max_tokens=30, block_size=6)
+                found = engine.generate(PROMPT, max_tokens=30, block_size=5)
             drafted.append(found.stats.drafted)
         with Engine(pair(files, files[kind])) as engine:  # a request can ask for it, too
-            found = engine.generate(PROMPT, max_tokens=30, block_size=6, draft_p_min=0.3)
+            found = engine.generate(PROMPT, max_tokens=30, block_size=5, draft_p_min=0.3)
         assert found.stats.drafted == drafted[1]
         assert drafted[0] > drafted[1] >= drafted[2] == drafted[3] == 0
+
+
+def test_a_least_length_that_no_draft_reaches_is_an_error(files: dict[str, Path]) -> None:
+    most = read_sidecar(read_header(files["v1"])).block_size - 1
+    with pytest.raises(ConfigError, match=rf"draft_n_min is {most + 1}.*{most} tokens at most"):
+        pair(files, files["v1"], draft_n_min=most + 1)
+    pair(files, files["v1"], draft_n_min=most).close()
 
 
 @pytest.mark.parametrize("sampled", [False, True])

@@ -144,6 +144,8 @@ def test_images_and_audio_are_named_in_the_error(files: dict[str, str]) -> None:
             parts = [*text, {"type": kind, kind: {}}]
             with pytest.raises(ConfigError, match=kind):
                 model.create_chat_completion([{"role": "user", "content": parts}])
+        with pytest.raises(ConfigError, match="must have a text"):
+            model.create_chat_completion([{"role": "user", "content": [{"type": "text"}]}])
 
 
 def test_text_and_ids_are_there_and_back(files: dict[str, str]) -> None:

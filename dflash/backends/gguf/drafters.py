@@ -16,6 +16,7 @@ from dflash.backends.gguf.settings import Settings
 from dflash.backends.gguf.sidecar import Sidecar
 from dflash.backends.gguf.taps import LastState, Taps, make_taps
 from dflash.drafts.mtp import BLOCK
+from dflash.errors import ConfigError
 
 DRAFT_BATCH = 128  # rows of features taken in at once
 SMALL = 32  # tokens of the context that only lends the target's tables to drafts
@@ -48,6 +49,7 @@ class _Lent:
 
     def __init__(self, settings: Settings, target: Model, file: Sidecar | EagleFile) -> None:
         self._settings, self._file, self._target = settings, file, target
+        self._limits = _limits(settings, file.block_size)  # before anything is loaded
         self._model = settings.draft(file.header.path)
         params = settings.params(SMALL)
         params.n_batch = params.n_ubatch = SMALL
@@ -71,8 +73,7 @@ class SidecarDrafter(_Lent):
 
     def open(self, capacity: int) -> QueuedDraft:
         """As the protocol says."""
-        limits = _limits(self._settings, self.block_size)
-        return GgufDraft(self._context, capacity, limits, self._file)
+        return GgufDraft(self._context, capacity, self._limits, self._file)
 
     def _context(self, capacity: int) -> Context:
         sidecar = self._file
@@ -94,8 +95,7 @@ class EagleDrafter(_Lent):
 
     def open(self, capacity: int) -> QueuedDraft:
         """As the protocol says."""
-        limits = _limits(self._settings, self.block_size)
-        return ChainDraft(self._context, capacity, limits, fused=True)
+        return ChainDraft(self._context, capacity, self._limits, fused=True)
 
     def _context(self, capacity: int) -> Context:
         params = self._settings.draft_params(capacity, OUTPUTS)
@@ -115,6 +115,7 @@ class HeadsDrafter:
     def __init__(self, settings: Settings, target: Model) -> None:
         """``target`` was loaded with its heads, and is borrowed."""
         self._settings, self._target = settings, target
+        self._limits = _limits(settings, self.block_size)
 
     def taps(self, architecture: str, width: int) -> Taps:  # noqa: ARG002 - the protocol
         """The target's last state."""
@@ -122,8 +123,7 @@ class HeadsDrafter:
 
     def open(self, capacity: int) -> QueuedDraft:
         """As the protocol says."""
-        limits = _limits(self._settings, self.block_size)
-        return ChainDraft(self._context, capacity, limits, fused=False)
+        return ChainDraft(self._context, capacity, self._limits, fused=False)
 
     def close(self) -> None:
         """Nothing of its own."""
@@ -137,5 +137,10 @@ class HeadsDrafter:
 
 
 def _limits(settings: Settings, block_size: int) -> Limits:
-    options = settings.options
-    return Limits(block_size - 1, options.draft_p_min, options.draft_n_min)
+    options, most = settings.options, block_size - 1
+    if options.draft_n_min > most:
+        raise ConfigError(
+            f"draft_n_min is {options.draft_n_min}, and this draft proposes {most} tokens at most: "
+            f"nothing would ever be drafted. Take {most} or less, or leave it out"
+        )
+    return Limits(most, options.draft_p_min, options.draft_n_min)
