@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dflash.config import path_name
 from dflash.errors import ConfigError, DataError, DownloadError, MissingBackend
 
 Row = dict[str, Any]
@@ -50,9 +51,10 @@ def load_and_process_dataset(name: str | Path, data_dir: str | Path | None = Non
     DataError (malformed line, with file and number), ConfigError (unknown name, or not in the
     folder), MissingBackend (a named set without the ``datasets`` package) and DownloadError.
     """
+    place = Path(path_name("name", name)).expanduser()
     if data_dir is not None:
-        return list(read_jsonl(_in_folder(str(name), Path(data_dir).expanduser())))
-    place = Path(name).expanduser()
+        folder = Path(path_name("data_dir", data_dir)).expanduser()
+        return list(read_jsonl(_in_folder(str(name), folder)))
     if place.is_dir():
         files = sorted(place.glob("*.jsonl"))
         if not files:

@@ -19,6 +19,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from dflash import blocks
+from dflash.checks import switch
 from dflash.closing import Closing
 from dflash.config import GenerateConfig, LoadConfig, draft_names, from_options, path_name
 from dflash.core.decode import decode
@@ -27,7 +28,7 @@ from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
 from dflash.core.stats import Recorder, Stats
 from dflash.core.types import Grammar, Request, Step
-from dflash.errors import EngineClosed
+from dflash.errors import ConfigError, EngineClosed
 from dflash.grammar import Grammars
 from dflash.opening import open_pair, pair_names
 from dflash.profiles import ProfileFile, file_of
@@ -77,8 +78,16 @@ class Engine(Closing):
     def __init__(self, pair: Pair, profile_file: ProfileFile | None = None) -> None:
         """The engine owns ``pair`` from here on and closes it.
 
-        ``profile_file`` is read now and written by ``close``; None = start from nothing.
+        ``profile_file`` is read now and written by ``close``; None = start from nothing. Raises
+        ConfigError for what is neither.
         """
+        if not hasattr(pair, "open_target"):
+            raise ConfigError(
+                f"an engine takes an opened pair, not {type(pair).__name__}: dflash.load(target, "
+                "draft) opens one by its names"
+            )
+        if profile_file is not None and not isinstance(profile_file, ProfileFile):
+            raise ConfigError(f"profile_file must be a ProfileFile, got {profile_file!r}")
         self.pair = pair
         self._sessions, self._grammars = Sessions(pair), Grammars(pair)
         self._file = profile_file
@@ -125,6 +134,7 @@ class Engine(Closing):
         also in the middle of a stream whose engine is closed.
         """
         config = from_options(GenerateConfig, options)
+        switch("progress", progress)
         self._check_open()
         ids = self.encode(prompt, chat_template=chat_template, system=system)
         rate = config.min_acceptance_rate

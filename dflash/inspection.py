@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash import env
-from dflash.config import NGRAM, NO_DRAFT, split_draft
+from dflash.config import NGRAM, NO_DRAFT, path_name, split_draft
 from dflash.drafts import ngram
 from dflash.drafts.keys import read_config
 from dflash.drafts.kinds import kind_of
@@ -57,6 +57,7 @@ def inspect(name: str) -> Inspection:
     Raises CheckpointError (not there, damaged, no model), DownloadError, and MissingBackend when a
     GGUF file or a hub id needs a package that is not installed.
     """
+    name = path_name("name", name)
     model, look_up = split_draft(name)
     if name == "toy" or name.startswith("toy:"):
         return _toy(name)

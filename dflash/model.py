@@ -38,6 +38,8 @@ from dflash.model_folders import draft_folder
 from dflash.model_run import (
     GenerationStats,
     Run,
+    check_sampling,
+    check_tapped,
     device_of,
     dtype_of,
     make_request,
@@ -111,7 +113,7 @@ class DFlashDraftModel(Module):
         """
         del trust_remote_code, attn_implementation
         folder = draft_folder(str(path))
-        spec = read_spec(folder, taps=taps)
+        spec = read_spec(folder, taps=LoadConfig("target", taps=taps).taps)
         if spec.kind != cls.kind:
             advice = NAMED.get(spec.kind, "dflash.load")
             raise ConfigError(f"{path} is a draft of kind {spec.kind!r}: use {advice}")
@@ -281,13 +283,19 @@ def dflash_generate(
 def extract_context_feature(hidden_states: Sequence[Tensor], layer_ids: Sequence[int]) -> Tensor:
     """Tapped states side by side: [B, T, M*Ht] from transformers' ``hidden_states``.
 
-    ``hidden_states[0]`` is the embedding, so the output of layer ``i`` is entry ``i + 1``.
+    ``hidden_states[0]`` is the embedding, so the output of layer ``i`` is entry ``i + 1``. Raises
+    ConfigError for layers that are not there.
     """
+    check_tapped(hidden_states, layer_ids)
     return torch.cat([hidden_states[i + 1] for i in layer_ids], dim=-1)
 
 
 def sample(logits: Tensor, temperature: float = 0.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:
-    """Ids [B, T] from logits [B, T, V]: argmax below 1e-5, else drawn from torch's generator."""
+    """Ids [B, T] from logits [B, T, V]: argmax below 1e-5, else drawn from torch's generator.
+
+    Raises ConfigError for what are no such values.
+    """
+    check_sampling(logits, temperature, top_p, top_k)
     if temperature < GREEDY_BELOW:
         return logits.argmax(dim=-1)
     scores = logits.float() / temperature

@@ -26,6 +26,7 @@ from dflash.drafts.spec import DraftSpec, read_spec
 from dflash.engine import Engine
 from dflash.errors import ConfigError, missing
 from dflash.hf_tokenizer import ModelTokenizer
+from dflash.prompt import encode
 from dflash.results import Chunk
 
 try:
@@ -185,24 +186,27 @@ def stream_generate(
     Larger blocks than the draft's are clamped. ``mx.random.seed`` repeats a sampled text. The
     arguments are checked at the call.
     """
+    if sampler is not None and not callable(sampler):
+        raise ConfigError(f"sampler must be a callable, got {sampler!r}")
     if sampler is not None and temperature:
         raise ConfigError("give a temperature or a sampler, not both: a sampler has its own")
-    target = _wrap(getattr(model, "model", model) if isinstance(model, tuple) else model, tokenizer)
-    native = draft.config.block_size
-    if block_size is not None and block_size > native:
-        text = f"block size {block_size} is more than this draft can do: running with {native}"
-        warnings.warn(text, UserWarning, stacklevel=2)
-        block_size = native
-    pair = MlxPair(target, draft.beside(target), sampler=sampler)
-    engine = Engine(pair)
-    ids = _ids(prompt, ModelTokenizer(target.tokenizer))
+    _insist(draft, tokenizer)
     asked = GenerateConfig(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
-        block_size=native if block_size is None else block_size,
+        block_size=draft.config.block_size if block_size is None else block_size,
     )
+    target = _wrap(getattr(model, "model", model) if isinstance(model, tuple) else model, tokenizer)
+    size, native = asked.block_size, draft.config.block_size
+    if isinstance(size, int) and size > native:
+        text = f"block size {size} is more than this draft can do: running with {native}"
+        warnings.warn(text, UserWarning, stacklevel=2)
+        size = native
+    pair = MlxPair(target, draft.beside(target), sampler=sampler)
+    engine = Engine(pair)
+    ids = _ids(prompt, ModelTokenizer(target.tokenizer))
     start = time.perf_counter()
     drawn: Any = mx.random.randint(0, SEEDS).item()  # MLX's generator: its seed repeats a text
     chunks = engine.stream(
@@ -212,7 +216,7 @@ def stream_generate(
         temperature=asked.temperature,
         top_p=asked.top_p,
         top_k=asked.top_k,
-        block_size=asked.block_size,
+        block_size=size,
     )
     return _responses(chunks, engine, len(ids), start)
 
@@ -241,6 +245,15 @@ def _responses(
             )
 
 
+def _insist(draft: Any, tokenizer: Any) -> None:
+    """Raise ConfigError for what is no draft or no tokenizer."""
+    if not isinstance(draft, DFlashDraftModel):
+        raise ConfigError(f"draft must be what load_draft returns, got {type(draft).__name__}")
+    if not all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode")):
+        kind = type(tokenizer).__name__
+        raise ConfigError(f"tokenizer must be what load returns beside the model, got {kind}")
+
+
 def _wrap(model: Any, tokenizer: Any = None) -> LoadedTarget:
     """The user's own model and tokenizer, described."""
     inner = getattr(tokenizer, "_tokenizer", tokenizer)
@@ -253,9 +266,9 @@ def _wrap(model: Any, tokenizer: Any = None) -> LoadedTarget:
 def _ids(prompt: Any, tokenizer: ModelTokenizer) -> list[int]:
     """Token ids; a text is encoded as it stands, behind the begin-of-text token it lacks."""
     if isinstance(prompt, Mapping):  # what transformers' tokenizers make of messages
-        prompt = prompt["input_ids"]
+        prompt = prompt.get("input_ids", prompt)
     if not isinstance(prompt, str):
-        return [int(i) for i in (prompt.tolist() if hasattr(prompt, "tolist") else prompt)]
+        return encode(None, prompt)
     bos = getattr(tokenizer, "bos_token", None)
     begun = bos is None or prompt.startswith(bos)
     found: list[int] = tokenizer.inner.encode(prompt, add_special_tokens=not begun)

@@ -20,6 +20,7 @@ from dflash.backends.torch.kinds import KINDS
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.backends.torch.wrap import settle, window_of
+from dflash.checks import LARGEST, within
 from dflash.config import GenerateConfig, LoadConfig, token_ids
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed, Off
@@ -164,7 +165,12 @@ def device_of(device_map: Any) -> torch.device:
         if len(places) != 1:
             raise ConfigError(f"a draft lives on one device, device_map names {len(places)}")
         device_map = places.pop()
-    return torch.device(device_map)
+    try:
+        return torch.device(device_map)
+    except (RuntimeError, TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"device_map must be one device, such as cpu or cuda:0, got {device_map!r}"
+        ) from problem
 
 
 def one_id(value: Any, name: str) -> int:
@@ -173,3 +179,28 @@ def one_id(value: Any, name: str) -> int:
     if len(ids) != 1:
         raise ConfigError(f"{name} must be one integer, got {value!r}")
     return ids[0]
+
+
+def check_tapped(hidden_states: Any, layer_ids: Any) -> None:
+    """Raise ConfigError unless each of ``layer_ids`` is an output among ``hidden_states``."""
+    if not isinstance(hidden_states, tuple | list) or not all(
+        isinstance(states, Tensor) for states in hidden_states
+    ):
+        raise ConfigError("hidden_states must be a tuple of tensors, as transformers returns them")
+    last = len(hidden_states) - 2  # the first entry is the embedding
+    try:
+        ids = token_ids(layer_ids)
+    except ConfigError:
+        ids = ()
+    if not ids or max(ids) > last:
+        raise ConfigError(f"layer_ids must name layers from 0 to {last}, got {layer_ids!r}")
+
+
+def check_sampling(logits: Any, temperature: Any, top_p: Any, top_k: Any) -> None:
+    """Raise ConfigError for what cannot be sampled from."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or not logits.ndim:
+        raise ConfigError(f"logits must be a tensor of numbers [B, T, V], got {logits!r}")
+    within("temperature", temperature, lambda x: x < LARGEST, f"a number below {LARGEST:g}")
+    within("top_p", top_p, lambda x: x > 0, "above 0")
+    if not isinstance(top_k, int) or isinstance(top_k, bool):
+        raise ConfigError(f"top_k must be a whole number, got {top_k!r}")

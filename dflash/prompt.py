@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
+from dflash.checks import switch
 from dflash.config import token_ids
 from dflash.errors import ConfigError, PromptError
 
@@ -26,6 +27,7 @@ def encode(
     tokenizer: Any, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
 ) -> list[int]:
     """Ids [T] of ``prompt``. Raises PromptError when it is empty, or of no known form."""
+    switch("chat_template", chat_template)
     if system is not None:
         insist_on_text(system, "the system message")
     if isinstance(prompt, str):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -66,6 +68,7 @@ def bench(
         from dflash.bench import charts
 
         charts.need()  # before minutes of measuring, not after
+        _insist_on_folder(out)
     if base_url is not None:
         found, advice = _remote(given, settings, conversations)
     else:
@@ -75,6 +78,16 @@ def bench(
         status(f"report: {out / 'report.html'}")
     if write_config:
         _lock(found["pair"].get("draft"), advice)
+
+
+def _insist_on_folder(out: Path) -> None:
+    """Make ``out``, before it is needed. Raises ConfigError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as problem:
+        raise ConfigError(f"--out {out} cannot be written: {problem.strerror}") from problem
 
 
 def _default(name: str) -> Any:

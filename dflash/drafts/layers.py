@@ -21,10 +21,11 @@ def build_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> lis
     One tap sits in the middle. Several are rounded half to even, as the published drafts are.
     Raises ConfigError for counts the formula has no answer for. Source: DFlash paper, section 5.
     """
-    if num_draft_layers < 1 or num_target_layers < 1:
+    counts = (num_target_layers, num_draft_layers)
+    if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
         raise ConfigError(
             "taps need at least one target layer and one tap, got "
-            f"{num_target_layers} target layers and {num_draft_layers} taps"
+            f"{num_target_layers!r} target layers and {num_draft_layers!r} taps"
         )
     if num_draft_layers == 1:
         return [num_target_layers // 2]

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -48,8 +49,11 @@ def app_of(server: Server) -> FastAPI:
         responses={"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}},
     )
     app.state.server = server
+    app.state.paths = ["/docs", "/openapi.json"]
     for part in PARTS:
         app.include_router(part.router)
+        routes_of = [route for route in part.router.routes if isinstance(route, APIRoute)]
+        app.state.paths += [route.path for route in routes_of if route.include_in_schema]
     app.add_middleware(Guard, config=server.config)
     if server.config.origins:
         app.add_middleware(

@@ -208,6 +208,16 @@ def test_a_run_ends_in_time_and_only_what_is_complete_counts(
         assert "no recommendation" in done.out
 
 
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("here first")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", "/dev/null"):
+        done = bench("--out", place)
+        assert done.code == 2
+        assert done.err.startswith(f"error: --out {place} cannot be written")
+
+
 def test_time_is_for_one_request_after_the_other() -> None:
     refused = bench("--seconds", 5, "--concurrency", 2)
     assert refused.code == 2 and "--concurrency" in refused.err
