@@ -17,7 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
-from dflash.errors import ConfigError, missing
+from dflash.checks import is_number
+from dflash.errors import ConfigError, PromptError, missing
 from dflash.prompt import encode
 
 try:
@@ -262,13 +263,15 @@ def dflash_generate(
         )
     asked = GenerateConfig(
         max_tokens=max_new_tokens,
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        temperature=0.0 if is_number(temperature) and temperature < GREEDY_BELOW else temperature,
         top_k=top_k or 0,
         top_p=1.0 if top_p is None else top_p,
         stop_token_ids=stop_token_ids,
         block_size=size,
     )
-    given = input_ids["input_ids"] if isinstance(input_ids, Mapping) else input_ids
+    given = input_ids.get("input_ids") if isinstance(input_ids, Mapping) else input_ids
+    if isinstance(given, str):
+        raise PromptError("input_ids are token ids, not a text: tokenizer(text).input_ids")
     prompt = encode(None, given)
     run = Run(model, wrap_target(target), mask_token_id)
     seed = int(torch.randint(2**62, ()))  # from torch's generator: manual_seed repeats a text

@@ -53,6 +53,8 @@ def _target_of(draft: str) -> str:
     if not place.exists() and not is_hub_id(draft):
         raise CheckpointError(f"no such draft folder: {draft} (a hub id is written owner/name)")
     sidecar = is_gguf(draft)
+    if place.is_file() and not sidecar:
+        raise CheckpointError(f"{draft} is one file, not a draft folder; give its folder")
     name = _named_by_sidecar(place) if sidecar else _named_by_folder(draft, place)
     if name is None:
         raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")

@@ -110,6 +110,8 @@ def format_of(place: Path) -> str:
     """The format of what lies at ``place``. Raises CheckpointError."""
     if place.is_file() and is_gguf(place.name):
         return "gguf"
+    if place.is_file():
+        raise CheckpointError(f"{place} is one file, and no .gguf file; give the draft's folder")
     if not place.is_dir():
         raise CheckpointError(
             f"{place} is no draft folder (fetch a hub id first: dflash pull NAME)"

@@ -56,6 +56,8 @@ def test_a_target_that_is_not_there(tmp_path):
 def test_a_draft_that_is_not_there(target, tmp_path):
     gone = tmp_path / "gone"
     refused("--model", target, "--draft", gone, says="no such draft folder")
+    (tmp_path / "model.safetensors").write_bytes(b"\xff")
+    refused("--draft", tmp_path / "model.safetensors", says="one file, not a draft folder")
 
 
 def test_a_hub_id_without_a_hub(target):
