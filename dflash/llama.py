@@ -77,7 +77,7 @@ class Llama(Closing):
         spec = SpecConfig() if speculative is None else speculative
         counts = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         _check(spec, counts, {"n_ctx": n_ctx, "ctx_checkpoints": ctx_checkpoints})
-        switch("flash_attn", flash_attn or False)
+        switch("flash_attn", False if flash_attn is None else flash_attn)
         switch("verbose", verbose)
         most = spec.max_draft_tokens()
         self.spec, self.verbose, self._seed = spec, verbose, seed
@@ -132,6 +132,9 @@ class Llama(Closing):
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         """UTF-8 text of ``tokens``; special ones print nothing."""
         words = self._engine.pair.tokenizer.vocabulary
+        ids = tokens if isinstance(tokens, Sequence) else ()
+        if ids is not tokens or any(not isinstance(i, int) or not 0 <= i < len(words) for i in ids):
+            raise ConfigError(f"tokens must be a list of ids below {len(words)}, got {tokens!r}")
         return b"".join(words[token] for token in tokens)
 
     def __call__(self, prompt: str, **options: Any) -> Any:

@@ -233,6 +233,7 @@ def test_a_type_that_is_none_is_one_value_error() -> None:
         ({"n_gpu_layers": [1]}, "n_gpu_layers must be"),
         ({"ctx_checkpoints": -1}, "ctx_checkpoints must be"),
         ({"flash_attn": "on"}, "flash_attn must be True or False"),
+        ({"flash_attn": []}, "flash_attn must be True or False"),
         ({"type_k": ["f16"]}, "type_k must be one of"),
         ({"speculative": "dflash"}, "speculative must be a SpecConfig"),
         ({"model_path": 3}, "model_path must be a path"),
@@ -252,6 +253,8 @@ def test_calls_with_a_wrong_type_are_one_error(files: dict[str, str]) -> None:
         calls: dict[str, Any] = {
             "max_tokens must be": lambda: model("Once", max_tokens="9"),
             "text must be bytes": lambda: model.tokenize("Once"),  # type: ignore[arg-type]
+            "tokens must be": lambda: model.detokenize([3, 10**9]),
+            "tokens must be a list": lambda: model.detokenize(3),  # type: ignore[arg-type]
             "messages must be": lambda: model.create_chat_completion("Once"),  # type: ignore[arg-type]
             "content must be": lambda: model.create_chat_completion(
                 [{"role": "user", "content": 3}]
