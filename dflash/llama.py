@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import index
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, SupportsIndex
 
 from dflash import llama_lines as lines
 from dflash.checks import at_least, switch
@@ -132,10 +133,10 @@ class Llama(Closing):
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         """UTF-8 text of ``tokens``; special ones print nothing."""
         words = self._engine.pair.tokenizer.vocabulary
-        ids = tokens if isinstance(tokens, Sequence) else ()
-        if ids is not tokens or any(not isinstance(i, int) or not 0 <= i < len(words) for i in ids):
-            raise ConfigError(f"tokens must be a list of ids below {len(words)}, got {tokens!r}")
-        return b"".join(words[token] for token in tokens)
+        ids = list(tokens) if isinstance(tokens, Iterable) else [tokens]
+        if not all(isinstance(i, SupportsIndex) and 0 <= index(i) < len(words) for i in ids):
+            raise ConfigError(f"tokens must be ids below {len(words)}, got {tokens!r}")
+        return b"".join(words[token] for token in ids)
 
     def __call__(self, prompt: str, **options: Any) -> Any:
         """`create_completion`."""

@@ -254,7 +254,7 @@ def test_calls_with_a_wrong_type_are_one_error(files: dict[str, str]) -> None:
             "max_tokens must be": lambda: model("Once", max_tokens="9"),
             "text must be bytes": lambda: model.tokenize("Once"),  # type: ignore[arg-type]
             "tokens must be": lambda: model.detokenize([3, 10**9]),
-            "tokens must be a list": lambda: model.detokenize(3),  # type: ignore[arg-type]
+            "tokens must be ids": lambda: model.detokenize("x"),  # type: ignore[arg-type]
             "messages must be": lambda: model.create_chat_completion("Once"),  # type: ignore[arg-type]
             "content must be": lambda: model.create_chat_completion(
                 [{"role": "user", "content": 3}]
