@@ -31,7 +31,7 @@ from dflash.backends.torch.dflash import DFlashDraftModel as Module
 from dflash.backends.torch.dflash2 import DFlash2DraftModel as Module2
 from dflash.backends.torch.draft_weights import load_weights
 from dflash.backends.torch.load import wrap_target
-from dflash.config import GenerateConfig, LoadConfig, token_ids
+from dflash.config import GenerateConfig, LoadConfig, from_options, token_ids
 from dflash.datasets import load_and_process_dataset
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.drafts.spec import DraftSpec, Taps, read_spec
@@ -114,7 +114,8 @@ class DFlashDraftModel(Module):
         """
         del trust_remote_code, attn_implementation
         folder = draft_folder(str(path))
-        spec = read_spec(folder, taps=LoadConfig("target", taps=taps).taps)
+        given = from_options(LoadConfig, {"target": "target", "taps": taps})
+        spec = read_spec(folder, taps=given.taps)
         if spec.kind != cls.kind:
             advice = NAMED.get(spec.kind, "dflash.load")
             raise ConfigError(f"{path} is a draft of kind {spec.kind!r}: use {advice}")
