@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from math import inf
 
 from dflash.core.profile import Profile, Survival
 from dflash.core.types import Outlook, Plan, Step
@@ -61,7 +62,9 @@ _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of not
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
 _FIRST = 3  # rows of the first block of a pair
-_REFRESH = 24  # rounds between two measurements of a plain step, at break-even
+_REFRESH, _FRESH = 24, 216  # rounds between two measurements of a plain step: at break-even, most
+_MEASURED = 2  # plain steps before a pair's first block: the very first may be slow
+_REST = 16  # plain steps of a fallback after which all is looked at again, if not before
 
 Options = Mapping[tuple[int, int], float]  # (draft, rows) -> speed; plain decoding is 1
 
@@ -92,8 +95,9 @@ class Adaptive:
         self._survival: dict[tuple[int, int], Survival] = {}
         self._worth = self._debt = 0.0  # ns: of plain decoding so far; lost on drafts so far
         self._loan = _LOAN  # plain steps
-        self._rounds = self._plain_run = self._stale = 0
+        self._rounds = self._plain_run = 0
         self._patience, self._again = _PATIENCE, False
+        self._rest, self._asked = 0.0, [(0, 0)]  # plain steps of the run; what drafts said then
         self._outlook = Outlook(0)  # of the draft last chosen
         self._catch_up = 0.0  # ns per context row that a draft has to catch up
 
@@ -102,8 +106,12 @@ class Adaptive:
         self._rounds += 1
         able = {d: min(o.most, most, self._most) for d, o in enumerate(outlooks)}
         able = {draft: rows for draft, rows in able.items() if rows > 0}
-        if not able or not self._costs.knows(0, 0):
-            return Plan()  # the first step of a pair measures plain decoding
+        if not able or self._costs.count(0, 0) < _MEASURED:
+            return Plan()  # the first steps of a pair measure plain decoding
+        asked = [(outlook.most, outlook.grade) for outlook in outlooks]
+        if self._plain_run < self._rest and asked == self._asked:
+            return Plan()  # no probe is due, and the drafts say what they said
+        self._asked = asked
         new = [(draft, rows) for draft, rows in able.items() if not self._costs.sizes(draft)]
         draft, rows = (new[0][0], min(_FIRST, new[0][1])) if new else self._best(able, outlooks)
         if rows == 0:
@@ -121,7 +129,7 @@ class Adaptive:
             # A draft that proposed nothing after all took its time, so that is no plain step.
             if (self._plain_run or self._rounds == 1) and not step.plan.rows:
                 self._costs.add(0, 0, step.ns)
-                self._stale = 0
+                self._profile.stale = 0
             self._plain_run += 1
         if self._costs.knows(0, 0):
             self._worth += len(step.tokens) * self._costs.plain()
@@ -141,27 +149,29 @@ class Adaptive:
         best = max(options, key=options.__getitem__)
         if options[best] <= _WORTH_IT:
             self._fall_back("no block looked faster than a plain step")
-            return best if self._due(best, able[best[0]]) else (0, 0)
+            wait = self._until(best, able[best[0]])
+            self._rest = min(wait, self._plain_run + _REST)
+            return best if self._plain_run >= wait else (0, 0)
         self.state = State.SPECULATING
-        self._stale += 1
-        if self._stale > _REFRESH * (1 + 16 * max(0.0, options[best] - 1)):
+        self._profile.stale += 1  # whoever's rounds: requests may be short
+        if self._profile.stale > min(_FRESH, _REFRESH * (1 + 16 * max(0.0, options[best] - 1))):
             return 0, 0  # until one is measured, which the first after a block is not
         return self._untried(options, options[best]) or best
 
     def _fall_back(self, reason: str) -> None:
         self.state, self.fallback_reason = State.FALLBACK, reason
 
-    def _due(self, probe: tuple[int, int], most: int) -> bool:
-        """Whether it is time for a probe: the dearer and the more in vain, the rarer.
+    def _until(self, probe: tuple[int, int], most: int) -> float:
+        """Plain steps in a row before a probe: the dearer and the more in vain, the more.
 
-        Rarer still where even drafts that are always right would hardly pay.
+        More still where even drafts that are always right would hardly pay.
         """
         costs = self._costs.curve(probe[0], most)
         loss = self._costs.cost(*probe) / costs[0] - 1
         hope = max((rows + 1) * costs[0] / costs[rows] for rows in range(1, most + 1)) - 1
-        if self._again or hope <= 0:
-            return self._again
-        return self._plain_run >= self._patience * loss / min(1.0, hope)
+        if self._again:
+            return 0.0
+        return self._patience * loss / min(1.0, hope) if hope > 0 else inf
 
     def _speeds(self, able: Mapping[int, int], survival: Mapping[int, Survival]) -> Options:
         speeds: dict[tuple[int, int], float] = {}
@@ -210,7 +220,7 @@ class Adaptive:
             self._patience = _PATIENCE if kept else min(2 * self._patience, _MOST_PATIENCE)
             if kept:
                 survival.relax(_FORGET)
-        self._plain_run = 0
+        self._plain_run, self._rest = 0, 0.0
         if not self._costs.sizes(draft):  # a measurement, and in nobody's books
             self._costs.add(draft, step.rows, step.ns)
             return

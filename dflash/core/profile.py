@@ -44,6 +44,10 @@ class CostCurve:
         """Whether a round of this size was measured."""
         return rows in self._points.get(draft if rows else PLAIN, {})
 
+    def count(self, draft: int, rows: int) -> int:
+        """How many of the last rounds of this size are remembered."""
+        return len(self._samples.get((draft if rows else PLAIN, rows), ()))
+
     def sizes(self, draft: int) -> int:
         """How many sizes were measured, plain steps aside."""
         return len(self._points.get(draft, {}))
@@ -202,6 +206,7 @@ class Profile:
     def __init__(self, prior: Sequence[float] = ()) -> None:
         """``prior``: conditional acceptance by place, as a model card has it."""
         self.costs = CostCurve()
+        self.stale = 0  # rounds with drafts since a plain step was last measured
         self._prior = prior
         self._usual: dict[tuple[int, int], Survival] = {}
         self._lifts: dict[int, Lift] = {}
