@@ -43,6 +43,7 @@ class QueuedDraft(ABC):
         self._request = Request((), 0)
         self._absorbed = 0
         self._queue: list[Floats] = []
+        self._queued = 0  # rows in it: counted, because every round asks
 
     def holds(self, prompt: Sequence[int], most: int) -> int:
         """Longest common prefix of ``prompt`` and the rows held, at most ``most``."""
@@ -53,6 +54,7 @@ class QueuedDraft(ABC):
         assert reuse <= self._held(), f"{reuse} rows asked for, {self._held()} held"
         queued = max(0, reuse - self._absorbed)
         self._queue = [np.concatenate(self._queue)[:queued]] if queued else []
+        self._queued = queued
         if reuse < self._absorbed:
             self._forget(reuse)
             self._absorbed = reuse
@@ -85,8 +87,9 @@ class QueuedDraft(ABC):
             return
         assert verdict.features is not None, "the target captures no features"
         self._queue.append(verdict.features[:rows])
+        self._queued += rows
         self._tokens += verdict.tokens[:rows]
-        if sum(part.nbytes for part in self._queue) > QUEUE_BYTES:
+        if self._queued * self._queue[-1][0].nbytes > QUEUE_BYTES:
             self._absorb(self._held() - self._newest)
 
     def fork(self) -> Self:
@@ -96,6 +99,7 @@ class QueuedDraft(ABC):
             twin._context.restore(self._context.save())
         twin._tokens, twin._request = list(self._tokens), self._request
         twin._absorbed, twin._queue = self._absorbed, list(self._queue)
+        twin._queued = self._queued
         return twin
 
     def grow(self, capacity: int) -> None:
@@ -109,7 +113,7 @@ class QueuedDraft(ABC):
     def close(self) -> None:
         """Free the context; idempotent."""
         self._context.close()
-        self._tokens, self._queue, self._absorbed = [], [], 0
+        self._tokens, self._queue, self._absorbed, self._queued = [], [], 0, 0
 
     _newest = 0
     """Rows that stay in a full queue, because a proposal begins with them."""
@@ -127,7 +131,7 @@ class QueuedDraft(ABC):
         """At most ``rows`` tokens after the anchor at ``start``; may write from there on."""
 
     def _held(self) -> int:
-        return self._absorbed + sum(len(part) for part in self._queue)
+        return self._absorbed + self._queued
 
     def _common(self, prompt: Sequence[int]) -> int:
         """Leading tokens that ``prompt`` shares with those known here."""
@@ -143,6 +147,7 @@ class QueuedDraft(ABC):
         self._take(whole[:taken], self._absorbed)
         self._absorbed = length
         self._queue = [whole[taken:]] if taken < len(whole) else []
+        self._queued = len(whole) - taken
 
     def _forget(self, length: int) -> None:
         forgotten = self._context.rollback(length)
