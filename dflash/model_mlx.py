@@ -249,7 +249,8 @@ def _insist(draft: Any, tokenizer: Any) -> None:
     """Raise ConfigError for what is no draft or no tokenizer."""
     if not isinstance(draft, DFlashDraftModel):
         raise ConfigError(f"draft must be what load_draft returns, got {type(draft).__name__}")
-    if not all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode")):
+    # mlx-lm's wrapper or the tokenizer within; an encoder is needed for prompts of text alone
+    if not callable(getattr(getattr(tokenizer, "_tokenizer", tokenizer), "decode", None)):
         kind = type(tokenizer).__name__
         raise ConfigError(f"tokenizer must be what load returns beside the model, got {kind}")
 
