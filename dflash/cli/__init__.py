@@ -34,6 +34,9 @@ class Door(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit for every error that is not typer's own."""
+        if sys.stdout is None:  # Python's way of saying that it is closed
+            error("standard output is closed, so there is nowhere to write: leave out >&-")
+            raise typer.Exit(FAILED)
         with warnings.catch_warnings():
             _warnings_as_notes()
             try:

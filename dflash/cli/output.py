@@ -209,7 +209,12 @@ def _shares(stats: Stats) -> str:
 def comparison_line(fast: Generation, plain: Generation) -> str:
     """The measured ratio to plain decoding, and whether the ids are the same."""
     ratio, same = speedup(fast.stats, plain.stats), fast.token_ids == plain.token_ids
-    verdict = "ids identical" if same else f"ids DIFFER from token {_first_difference(fast, plain)}"
+    verdict = "ids identical"
+    if not same:
+        place = _first_difference(fast, plain)
+        verdict = f"ids DIFFER from token {place}: dflash verify tells a tie from a fault"
+    elif not fast.stats.drafted:
+        verdict += ", but nothing was drafted (--block-size 4 drafts anyway)"
     speed = "too short to time" if ratio is None else f"{ratio:.2f} x plain decoding"
     return f"{speed} ({plain.stats.tokens_per_second:.1f} tok/s) · {verdict}"
 

@@ -68,8 +68,8 @@ def convert(
     if target is None and to == "gguf" and place == demo.DRAFT_FOLDER:
         target = DEMO
     pair = None if target is None else _place("target", target)
-    _check(to, goal, pair, stored)
     found = format_of(place)
+    _check(to, goal, pair, stored)
     before = fitted(read(place, found), to, pair)
     if to == "gguf":
         assert pair is not None, "checked"

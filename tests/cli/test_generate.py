@@ -67,7 +67,20 @@ def test_compare_says_where_ids_differ(monkeypatch):
         other = engine.generate("hallo", max_tokens=20)
     line = output.comparison_line(one, other)
     pairs = zip(one.token_ids, other.token_ids, strict=True)
-    assert f"DIFFER from token {[a == b for a, b in pairs].index(False)}" in line
+    assert f"DIFFER from token {[a == b for a, b in pairs].index(False)}: dflash verify" in line
+
+
+def test_compare_says_when_it_compared_plain_decoding_with_itself():
+    found = run("generate", "hello", *TOY, "--compare", "--block-size", "1")
+    assert "ids identical, but nothing was drafted" in found.err
+
+
+def test_a_closed_output_is_named():
+    command = [sys.executable, "-m", "dflash", "generate", "hello", *TOY]
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    found = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False)
+    assert found.returncode == 1
+    assert "standard output is closed" in found.stderr
 
 
 def test_accepted_drafts_are_marked_where_there_is_no_colour():
