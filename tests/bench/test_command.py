@@ -147,13 +147,11 @@ def test_what_cannot_be_measured_is_one_error(words: tuple[object, ...], message
 
 
 def test_samples_are_measured_without_a_verdict() -> None:
-    done = bench("--temperature", 1, "--json", "--no-costs", "--block-sizes", 4)
+    words = ("--temperature", 1, "--ignore-eos")  # or chance would end a sample early now and then
+    done = bench(*words, "--json", "--no-costs", "--block-sizes", 4)
     found = json.loads(done.out)
     assert found["verdict"] is None
-    row = found["rows"][1]
-    assert row["left_out"].get("texts differ") is None, "samples may"
-    # what chance makes too short, or lets run in circles, says nothing of the speed
-    assert row["speedup"]["texts"] + sum(row["left_out"].values()) == 3
+    assert found["rows"][1]["speedup"]["texts"] == 3
 
 
 def test_the_look_up_can_join_as_an_arm() -> None:
