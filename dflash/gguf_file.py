@@ -11,8 +11,7 @@ import json
 import mmap
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -52,11 +51,26 @@ BLOCKS = {  # ggml type -> (name, numbers in a block, bytes of a block)
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
     24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
     26: ("I32", 1, 4),
     27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
 }
+_BROKEN = (struct.error, KeyError, IndexError, ValueError, TypeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,27 +181,32 @@ def read_header(path: str | Path) -> Header:
     tensors need.
     """
     place = Path(path).expanduser()
-    if not place.is_file():
-        raise CheckpointError(f"no such file: {path}")
-    with _mapped(place) as data:
-        if data[:4] != MAGIC:
-            raise CheckpointError(f"{path} is not a GGUF file: give a .gguf file")
+    insist_on_gguf(place)
+    with (
+        place.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         try:
             return _parse(place, data)
-        except (struct.error, UnicodeDecodeError, KeyError, IndexError, ValueError) as problem:
+        except _BROKEN as problem:
             raise CheckpointError(
                 f"{path} is damaged or incomplete ({problem}): get it again"
             ) from problem
 
 
-@contextmanager
-def _mapped(place: Path) -> Iterator[mmap.mmap | bytes]:
+def insist_on_gguf(place: Path) -> None:
+    """Raise CheckpointError, with what to do, unless a file is there that begins as GGUF does."""
+    if not place.is_file():
+        raise CheckpointError(f"no such file: {place}")
     with place.open("rb") as stream:
-        if place.stat().st_size < 24:
-            yield b""
-            return
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield data
+        start = stream.read(len(MAGIC))
+    if start == MAGIC:
+        return
+    if not start:
+        raise CheckpointError(f"{place} is empty: get it again")
+    if is_gguf(place.name):
+        raise CheckpointError(f"{place} is not a GGUF file, whatever its name says: get it again")
+    raise CheckpointError(f"{place} is not a GGUF file: give a model's folder, or a .gguf file")
 
 
 def _parse(place: Path, data: Any) -> Header:

@@ -20,8 +20,8 @@ from dflash.drafts.keys import read_config
 from dflash.drafts.kinds import kind_of
 from dflash.drafts.layers import build_target_layer_ids
 from dflash.drafts.spec import DraftSpec, read_spec
-from dflash.errors import CheckpointError, missing
-from dflash.gguf_file import DRAFTS
+from dflash.errors import CheckpointError
+from dflash.gguf_file import DRAFTS, Header
 from dflash.gguf_file import read_header as read_gguf
 from dflash.hub import asking, hub_config, hub_file, is_hub_id
 from dflash.tensor_files import read_header
@@ -55,7 +55,7 @@ def inspect(name: str) -> Inspection:
     """Look at ``name``: a folder, a .gguf file, a config.json, a hub id, or "ngram".
 
     Raises CheckpointError (not there, damaged, no model), DownloadError, and MissingBackend when a
-    GGUF file or a hub id needs a package that is not installed.
+    hub id needs a package that is not installed.
     """
     name = path_name("name", name)
     model, look_up = split_draft(name)
@@ -235,27 +235,16 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _gguf(name: str, file: Path) -> Inspection:
-    with file.open("rb") as stream:
-        if stream.read(4) != b"GGUF":
-            raise CheckpointError(f"{file} is not a GGUF file: give a model folder or a .gguf file")
-    try:
-        from gguf import GGUFReader
-    except ImportError as problem:
-        raise missing("reading GGUF files needs one more package", "torch") from problem
-    try:
-        reader = GGUFReader(file)
-        arch = str(_value(reader, "general.architecture"))
-        facts, fits, wrong = _gguf_facts(reader, arch)
-    except (ValueError, IndexError, OSError, KeyError) as problem:
-        raise CheckpointError(f"{file} is damaged or incomplete: get it again") from problem
+    header = read_gguf(file)
+    facts, fits, wrong = _gguf_facts(header)
     dtypes: Counter[str] = Counter()
-    for tensor in reader.tensors:
-        dtypes[tensor.tensor_type.name] += int(tensor.n_elements)
+    for tensor in header.tensors.values():
+        dtypes[tensor.kind_name] += prod(tensor.shape)
     return Inspection(
         name=name,
-        kind="draft" if arch in DRAFTS else "target",
+        kind="draft" if header.architecture in DRAFTS else "target",
         format="GGUF",
-        architecture=arch,
+        architecture=header.architecture,
         parameters=sum(dtypes.values()),
         dtypes=dict(dtypes),
         facts=facts,
@@ -264,34 +253,29 @@ def _gguf(name: str, file: Path) -> Inspection:
     )
 
 
-def _gguf_facts(reader: Any, arch: str) -> tuple[dict[str, Any], str, str | None]:
-    if arch in DRAFTS:
-        return _sidecar_facts(Path(reader.data.filename))
-    tokens = reader.fields.get("tokenizer.ggml.tokens")
+def _gguf_facts(header: Header) -> tuple[dict[str, Any], str, str | None]:
+    if header.architecture in DRAFTS:
+        return _sidecar_facts(header)
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
     facts: dict[str, Any] = {
-        "layers": read_gguf(Path(reader.data.filename)).layers or None,
-        "hidden size": _value(reader, f"{arch}.embedding_length"),
-        "vocabulary": None if tokens is None else len(tokens.data),
-        "context": _value(reader, f"{arch}.context_length"),
+        "layers": header.layers or None,
+        "hidden size": header.own("embedding_length"),
+        "vocabulary": None if tokens is None else len(tokens),
+        "context": header.own("context_length"),
     }
     return _with_fit(facts)
 
 
-def _sidecar_facts(file: Path) -> tuple[dict[str, Any], str, str | None]:
+def _sidecar_facts(header: Header) -> tuple[dict[str, Any], str, str | None]:
     from dflash.convert.gguf import config_of
 
     try:
-        config = config_of(read_gguf(file))
+        config = config_of(header)
     except CheckpointError as problem:
         return {}, "", str(problem)
     facts, fits, wrong = _draft_facts(config)
     own = {"method": kind_of(config), "vocabulary": config.get("vocab_size")}
     return {**own, **facts}, fits, wrong
-
-
-def _value(reader: Any, key: str) -> Any:
-    found = reader.fields.get(key)
-    return None if found is None else found.contents()
 
 
 def _hub(name: str) -> Inspection:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from dflash.checkpoint import CONVERT, fetch
 from dflash.errors import CheckpointError
+from dflash.gguf_file import insist_on_gguf
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def target_folder(path: str, convert: Callable[[Path], Path], *, code: bool = False) -> Path:
@@ -38,7 +41,8 @@ def draft_folder(path: str) -> Path:
     if place.is_dir():
         return place
     if place.is_file():
-        advice = f"give its folder {place.parent}"
+        whole = (place.parent / "config.json").is_file()
+        advice = f"give its folder {place.parent}" if whole else "give a draft's folder"
         if place.suffix == ".gguf":
             advice = (
                 "a sidecar runs on llama.cpp beside its target's .gguf file (--backend gguf), or "
@@ -51,12 +55,14 @@ def draft_folder(path: str) -> Path:
 
 
 def _insist_on_gguf(file: Path) -> Path:
-    with file.open("rb") as stream:
-        magic = stream.read(4)
     if file.suffix == ".safetensors":
         raise CheckpointError(f"{file} is one file of a checkpoint; give its folder {file.parent}")
-    if magic != b"GGUF":
-        raise CheckpointError(f"{file} is not a GGUF file. {CONVERT}")
+    try:
+        insist_on_gguf(file)
+    except CheckpointError:
+        if file.suffix in PICKLED:
+            raise CheckpointError(f"{file} is not a GGUF file. {CONVERT}") from None
+        raise
     return file
 
 

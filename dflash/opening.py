@@ -17,7 +17,7 @@ from dflash.core.protocols import Pair
 from dflash.drafts.keys import Keys
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError, missing
-from dflash.gguf_file import is_gguf, kept_config, read_header
+from dflash.gguf_file import insist_on_gguf, is_gguf, kept_config, read_header
 from dflash.hub import hub_config, is_hub_id
 from dflash.ngram_pair import NgramPair
 from dflash.registry import BACKENDS
@@ -54,7 +54,7 @@ def _target_of(draft: str) -> str:
         raise CheckpointError(f"no such draft folder: {draft} (a hub id is written owner/name)")
     sidecar = is_gguf(draft)
     if place.is_file() and not sidecar:
-        raise CheckpointError(f"{draft} is one file, not a draft folder; give its folder")
+        raise CheckpointError(f"{draft} is one file, not a draft folder; give a folder")
     name = _named_by_sidecar(place) if sidecar else _named_by_folder(draft, place)
     if name is None:
         raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")
@@ -80,12 +80,15 @@ def _named_by_sidecar(file: Path) -> str | None:
 
 
 def backend_of(config: LoadConfig) -> str:
-    """The backend a pair runs on. Raises ConfigError when target and draft are of two.
+    """The backend a pair runs on. Raises ConfigError when target and draft are of two, and
+    CheckpointError for a file that the gguf backend is to open and that is of another kind.
 
     Asked for nothing, the draft decides for a GGUF target: a GGUF draft runs on llama.cpp, a
     folder on torch or MLX (which read the target's weights out of the file), and no draft on torch
     where that is installed. What torch would run goes to MLX on Apple Silicon.
     """
+    if config.backend == "gguf" and (place := Path(config.target).expanduser()).is_file():
+        insist_on_gguf(place)
     target, model = _homes(config.target), _model_of(config)
     alone = model in (None, MTP)  # heads inside the target are at home where it is
     both = target if alone else [name for name in target if name in _homes(str(model), True)]

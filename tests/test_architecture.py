@@ -124,7 +124,7 @@ THIRD_PARTY = {
     "dflash.gguf_target": {"numpy", "gguf", "transformers", "tokenizers", "rich"},
     "dflash.thinking": {"numpy"},
     "dflash.hub": {"huggingface_hub"},
-    "dflash.inspection": {"gguf", "huggingface_hub"},
+    "dflash.inspection": {"huggingface_hub"},
     "dflash.model": {"torch"},
     "dflash.model_mlx": {"mlx"},
     "dflash.model_run": {"torch"},

@@ -25,6 +25,7 @@ from typing import Any
 from dflash import env
 from dflash.checks import readable
 from dflash.errors import CheckpointError, MissingBackend
+from dflash.gguf_file import read_header
 from dflash.gguf_target.config import generation_config, model_config
 from dflash.gguf_target.tokenizer import build_tokenizer
 from dflash.gguf_target.weights import (
@@ -101,6 +102,7 @@ def read(file: Path) -> Any:
     try:
         return GGUFReader(file)
     except READ_ERRORS as error:
+        read_header(file)  # says it in its own words, if it sees it too
         raise CheckpointError(
             f"{file} is damaged or incomplete ({error}). Download it again"
         ) from error
