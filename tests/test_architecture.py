@@ -130,7 +130,8 @@ THIRD_PARTY = {
     "dflash.model_run": {"torch"},
     "dflash.prompt": {"jinja2"},
     "dflash.serve": {
-        *("fastapi", "starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"),
+        *("fastapi", "starlette", "uvicorn", "h11", "pydantic", "sse_starlette"),
+        "prometheus_client",
     },
     "dflash.verify": {"numpy"},
     "dflash.train": {"torch", "transformers", "safetensors", "numpy", "typer", "rich"},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash import env
+from dflash.checks import within
 from dflash.cli import engine_flags as e
 from dflash.cli import engines as other
 from dflash.cli import options as o
@@ -140,10 +141,10 @@ def serve(
         hosts=tuple(allowed_host or ()),
         most_running=max_running,
         most_waiting=max_waiting,
-        most_body=int(max_body_mb * (1 << 20)),
+        most_body=_bytes("--max-body-mb", max_body_mb),
         most_tokens=max_tokens,
         most_seconds=max_seconds,
-        cache_bytes=cache_mb << 20,
+        cache_bytes=_bytes("--cache-mb", cache_mb),
         drain_seconds=drain_seconds,
         log_prompts=log_prompts,
     )
@@ -157,7 +158,13 @@ def serve(
             raise ConfigError(
                 "--no-mtp, and the draft is made of MTP heads: name another (--draft)"
             )
-        package.serve(engine, config, why, ready=status)
+        package.serve(engine, config, why, say=status)
+
+
+def _bytes(flag: str, megabytes: float) -> int:
+    """Bytes for a flag. Raises ConfigError."""
+    within(flag, megabytes, lambda value: value >= 1 / (1 << 20), "above 0")
+    return int(megabytes * (1 << 20))
 
 
 def _log_requests() -> None:

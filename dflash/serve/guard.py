@@ -63,7 +63,7 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        host = _host(headers.get("host", ""))
         if self._config.only_here and host not in self._hosts:
             raise ApiError(403, f"host {host!r} is not served here (--allowed-host adds names)")
         path = scope["path"]
@@ -102,6 +102,14 @@ class Guard:
 
     def _too_large(self) -> str:
         return f"a request may have {self._config.most_body} bytes"
+
+
+def _host(header: str) -> str:
+    """The name in a Host header; the header itself where it holds none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return header
 
 
 def _as_json(scope: Scope) -> Scope:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from dflash.errors import ConfigError
 from dflash.serve import ServeConfig
-from tests.serve.conftest import Serving, chat, toy_pair
+from tests.serve.conftest import Serving, chat, listening, toy_pair
 
 URL = "/v1/chat/completions"
 
@@ -46,6 +49,18 @@ def test_another_hosts_name_is_refused_while_only_loopback_is_served(serving: Se
         assert client.get("/v1/models", headers={"host": host}).status_code == status
     open_to_all = serving(host="0.0.0.0")
     assert open_to_all.get("/v1/models", headers={"host": "any.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["[::1", "a]b", "[x]:8000", "a:b:c", "", "@"])
+def test_a_host_that_is_none_is_refused_in_one_line(
+    serving: Serving, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dflash.serve")
+    chunks = iter([b'{"messages": ', b"[]}"])
+    said = serving().post(URL, content=chunks, headers={"host": host})
+    assert said.status_code == 403
+    assert "is not served here" in said.json()["error"]["message"]
+    assert len(caplog.records) == 1 and "403" in caplog.text
 
 
 def test_other_origins_may_call_only_where_they_are_named(serving: Serving) -> None:
@@ -142,3 +157,28 @@ def test_the_log_has_no_text_unless_told(
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ServeConfig(**wrong)
+
+
+@pytest.mark.parametrize("path", [URL, "/health"])
+@pytest.mark.parametrize("host", ["localhost", "evil.example"])
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "apart"])
+def test_a_malformed_body_is_no_traceback(
+    path: str,
+    host: str,
+    apart: bool,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with listening(toy_pair()) as address:
+        place = urlsplit(address)
+        with socket.create_connection((place.hostname, place.port), timeout=20) as client:
+            client.sendall(head if apart else head + b"no length\r\n")
+            if apart and host != "localhost":
+                assert client.recv(12) == b"HTTP/1.1 403"  # before the body, which is not read
+            if apart:
+                client.sendall(b"no length\r\n")
+            said = b"".join(iter(partial(client.recv, 1 << 16), b""))  # until it is closed
+    assert apart or said.startswith(b"HTTP/1.1 400")
+    assert not caplog.records
+    assert capsys.readouterr().err == "WARNING:  Invalid HTTP request received.\n"
