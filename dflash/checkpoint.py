@@ -6,7 +6,7 @@ Only safetensors count as weights. Nothing is read but headers, and nothing is e
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ CONVERT = (
 )
 
 
-def fetch(name: str, *, code: bool = False) -> Path:
+def fetch(name: str, *, code: bool = False, wanted: Sequence[str] = FILES) -> Path:
     """A hub repository as a local folder, from the cache when offline. Raises DownloadError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -34,7 +34,7 @@ def fetch(name: str, *, code: bool = False) -> Path:
         return Path(
             snapshot_download(
                 name,
-                allow_patterns=[*FILES, *(["*.py"] if code else [])],
+                allow_patterns=[*wanted, *(["*.py"] if code else [])],
                 local_files_only=env.offline(),
             )
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from dflash.checkpoint import CONVERT, fetch
 from dflash.errors import CheckpointError
 from dflash.gguf_file import insist_on_gguf
+from dflash.hub import is_hub_id
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -29,10 +30,7 @@ def target_folder(path: str, convert: Callable[[Path], Path], *, code: bool = Fa
         if (place / "config.json").is_file():
             return place
         return convert(_only_gguf(place))
-    if path.startswith((".", "/", "~")) or path.count("/") != 1 or path.endswith(".gguf"):
-        hub = "" if "/" in path else " (a hub id is written owner/name)"
-        raise CheckpointError(f"no such file or folder: {path}{hub}")
-    return fetch(path, code=code)
+    return fetch(_target_id(path), code=code)
 
 
 def draft_folder(path: str) -> Path:
@@ -49,9 +47,32 @@ def draft_folder(path: str) -> Path:
                 f"as a folder: dflash convert {path} --to hf --out NEW"
             )
         raise CheckpointError(f"{path} is one file, not a draft folder; {advice}")
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise CheckpointError(f"no such draft folder: {path} (a hub id is written owner/name)")
-    return fetch(path)
+    return fetch(_draft_id(path))
+
+
+def seek(target: str, draft: str | None = None) -> None:
+    """Raise what the two above would for a name of nothing, here or on the hub.
+
+    For a backend to ask before it imports a library for seconds: a config.json at most is fetched.
+    """
+    for path, id_of in ((target, _target_id), (draft, _draft_id)):
+        if path is not None and not Path(path).expanduser().exists():
+            fetch(id_of(path), wanted=["config.json"])
+
+
+def _target_id(path: str) -> str:
+    """``path``, which is nothing here, as a hub id. Raises CheckpointError."""
+    if is_hub_id(path) and not path.endswith(".gguf"):
+        return path
+    hub = "" if "/" in path else " (a hub id is written owner/name)"
+    raise CheckpointError(f"no such file or folder: {path}{hub}")
+
+
+def _draft_id(path: str) -> str:
+    """The same for a draft."""
+    if is_hub_id(path):
+        return path
+    raise CheckpointError(f"no such draft folder: {path} (a hub id is written owner/name)")
 
 
 def _insist_on_gguf(file: Path) -> Path:

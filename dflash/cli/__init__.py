@@ -12,6 +12,8 @@ import errno
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -20,17 +22,34 @@ from typer.core import TyperCommand, TyperGroup
 from dflash.cli import bench, chat, doctor, generate, inspect, pull, serve, sweep, train
 from dflash.cli.compare import compare
 from dflash.cli.convert import convert
+from dflash.cli.naming import flags_of, in_flags
 from dflash.cli.output import emit_json, error, forgive_characters, note, quiet_libraries
 from dflash.cli.verify import verify as audit
-from dflash.errors import DFlashError, DownloadError, EngineClosed, OutOfMemory
+from dflash.errors import (
+    ConfigError,
+    DFlashError,
+    DownloadError,
+    EngineClosed,
+    OutOfMemory,
+    PromptError,
+)
 
 FAILED, MISUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 _NOT_THE_USERS_FAULT = (DownloadError, EngineClosed, OutOfMemory)
+_OF_OPTIONS = (ConfigError, PromptError)  # others speak of files, whose keys look alike
 
 
 class Door(TyperGroup):
     """Runs a command; whatever it raises becomes one message and an exit code."""
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        """What the words ask for; ``--help`` writes here. Raises typer.Exit."""
+        try:
+            with _unread():
+                return super().make_context(*given, **more)
+        except OSError as problem:
+            raise typer.Exit(_report(problem, {}, {})) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit for every error that is not typer's own."""
@@ -40,19 +59,21 @@ class Door(TyperGroup):
         with warnings.catch_warnings():
             _warnings_as_notes()
             try:
-                return super().invoke(ctx)
+                with _unread():
+                    return super().invoke(ctx)
             except KeyboardInterrupt:
                 raise typer.Exit(INTERRUPTED) from None
-            except BrokenPipeError:  # the reader of the output left: nobody to tell
-                _forget_output()
-                raise typer.Exit(UNREAD) from None
             except Exception as problem:
                 if hasattr(problem, "exit_code") or isinstance(problem, typer.Abort):
                     raise  # typer's own way of ending
-                raise typer.Exit(_report(problem, ctx.meta)) from None
+                raise typer.Exit(_report(problem, ctx.meta, self._flags(ctx))) from None
+
+    def _flags(self, ctx: Any) -> dict[str, str]:
+        command = self.commands.get(ctx.invoked_subcommand or "")
+        return {} if command is None else flags_of(command.params)
 
 
-def _report(problem: Exception, meta: dict[str, Any]) -> int:
+def _report(problem: Exception, meta: dict[str, Any], flags: dict[str, str]) -> int:
     if meta.get("dflash.debug"):
         traceback.print_exception(problem)
     if isinstance(problem, OSError) and problem.errno in _FULL:
@@ -61,6 +82,8 @@ def _report(problem: Exception, meta: dict[str, Any]) -> int:
         return FAILED
     known = isinstance(problem, DFlashError)
     text = str(problem) if known else f"{type(problem).__name__}: {problem}"
+    if isinstance(problem, _OF_OPTIONS):
+        text = in_flags(text, flags)
     if not known and not meta.get("dflash.debug"):
         text += "\nThis is a fault of ours; --debug shows where it happened."
     error(text)
@@ -79,6 +102,28 @@ def _warnings_as_notes() -> None:
 def _forget_output() -> None:
     """Keep the interpreter from flushing into a closed pipe on its way out."""
     sys.stdout = None
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """Where the reader of the output leaves, end as quietly as a program in C does."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, and not behind the door
+    except (BrokenPipeError, SystemExit) as problem:
+        if not _is_unread(problem):
+            raise
+        _forget_output()
+        raise typer.Exit(UNREAD) from None
+
+
+def _is_unread(problem: BaseException) -> bool:
+    """Whether this is a closed pipe, or the SystemExit that rich makes of one."""
+    left = problem.__context__ if isinstance(problem, SystemExit) else problem
+    return isinstance(left, BrokenPipeError)
 
 
 class Verb(TyperCommand):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 
 from typer.testing import CliRunner
@@ -31,3 +34,23 @@ def plain(text: str) -> str:
     """Without colours and box drawing, spaces joined: what a person reads."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     return " ".join(re.sub(r"[─│╭╮╰╯]", " ", text).split())
+
+
+def apart(*words: object, **environment: str) -> tuple[int, str, set[str]]:
+    """``dflash WORDS`` in a process of its own: exit code, what it says, modules it imported."""
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        "from dflash.cli import main\n"
+        "main()\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    *lines, modules = said.stderr.splitlines()
+    return said.returncode, plain("\n".join(lines)), set(modules.split())

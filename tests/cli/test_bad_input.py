@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash.backends.torch import memory
 from tests.backends.tiny import EOS, save_target, tiny_target, tiny_tokenizer
-from tests.cli.running import run
+from tests.cli.running import apart, run
 from tests.facades.drafts import config, save_draft
 
 pytestmark = pytest.mark.torch
@@ -64,6 +64,28 @@ def test_a_hub_id_without_a_hub(target):
     words = ("HF_HUB_OFFLINE", "local folder")
     refused("--model", "nobody/nothing", says=words, code=1)
     refused("--model", target, "--draft", "nobody/nothing", says=words, code=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "code"),
+    [
+        (("--model", "nobody/nothing"), "HF_HUB_OFFLINE is set", 1),
+        (("--model", "nobody/nothing", "--backend", "mlx"), "HF_HUB_OFFLINE is set", 1),
+        (("--model", "nowhere"), "no such file or folder", 2),
+        (("--model", "nowhere.gguf", "--draft", "none"), "no such file or folder", 2),
+    ],
+)
+def test_a_name_of_nothing_is_refused_before_a_backend_is_imported(words, says, code):
+    found = apart("generate", "hello", *words, HF_HUB_OFFLINE="1")
+    assert found[:1] == (code,) and says in found[1]
+    assert not {"torch", "mlx", "transformers"} & found[2]
+
+
+def test_a_draft_of_nothing_is_refused_before_a_backend_is_imported(target):
+    words = ("--model", target, "--draft", "nobody/nothing")
+    code, said, modules = apart("generate", "hello", *words, HF_HUB_OFFLINE="1")
+    assert code == 1 and "HF_HUB_OFFLINE is set" in said
+    assert "torch" not in modules
 
 
 def test_weights_that_are_cut_short(target, tmp_path):
@@ -194,12 +216,12 @@ def test_a_float16_draft(target, draft, monkeypatch):
         (["--block-size", "0"], "--block-size"),
         (["--block-size", "-3"], "--block-size"),
         (["--block-size", "many"], "auto"),
-        (["--draft-tokens", "-1"], "draft_tokens"),
+        (["--draft-tokens", "-1"], "--draft-tokens"),
         (["--block-size", "4", "--draft-tokens", "3"], "give one of the two"),
-        (["--temperature", "-1"], "temperature"),
-        (["--top-p", "0"], "top_p"),
-        (["--draft-sliding-window-size", "0"], "draft_sliding_window_size"),
-        (["--threads", "0"], "threads"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--top-p", "0"], "--top-p"),
+        (["--draft-sliding-window-size", "0"], "--draft-sliding-window-size"),
+        (["--threads", "0"], "--threads"),
         (["--dtype", "int8"], "dtype"),
         (["--backend", "jax"], "Known: "),
         (["--taps", "some"], "taps"),

@@ -332,6 +332,19 @@ def test_a_reader_that_leaves_causes_no_noise(slow):
     assert "Exception ignored" not in err
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "serve --help", "inspect toy"])
+@pytest.mark.parametrize("both", [False, True], ids=["output", "errors, too"])
+def test_a_reader_that_was_never_there_causes_no_noise(words, both):
+    read, write = os.pipe()
+    os.close(read)
+    errors = write if both else subprocess.PIPE
+    command = [sys.executable, "-m", "dflash", *words.split()]
+    found = subprocess.run(command, stdout=write, stderr=errors, env=environment(), timeout=60)
+    os.close(write)
+    assert found.returncode == 141
+    assert not found.stderr
+
+
 def test_an_interrupted_answer_leaves_the_chat_open(slow):
     process = slow("chat", "--model", "toy", "--draft", "toy:random", "--max-tokens", "3000")
     process.stdin.write("hello\n")

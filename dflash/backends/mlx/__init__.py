@@ -9,7 +9,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from dflash.config import MTP
 from dflash.errors import missing
+from dflash.model_folders import seek
 
 if TYPE_CHECKING:
     from dflash.backends.mlx.pair import MlxPair
@@ -26,6 +28,7 @@ def open_pair(load: LoadConfig) -> MlxPair:
     absent = [name for name in NEEDS if find_spec(name) is None]
     if absent:
         raise missing(f"the mlx backend needs {', '.join(absent)}", "mlx")
+    seek(load.target, None if load.draft == MTP else load.draft)
     from dflash.backends.mlx.pair import MlxPair
 
     return MlxPair.open(load)

@@ -9,7 +9,9 @@ import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from dflash.config import MTP
 from dflash.errors import ConfigError, missing
+from dflash.model_folders import seek
 
 if TYPE_CHECKING:
     from dflash.backends.torch.pair import TorchPair
@@ -30,6 +32,7 @@ def open_pair(load: LoadConfig) -> TorchPair:
     device = load.device
     if device is not None and not re.fullmatch(r"cpu|(cuda|mps)(:\d+)?", device):
         raise ConfigError(f"device must be cpu, cuda, cuda:N or mps, got {device!r}")
+    seek(load.target, None if load.draft == MTP else load.draft)
     from dflash.backends.torch.pair import TorchPair
 
     return TorchPair.open(load)
