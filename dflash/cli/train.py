@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from dflash.cli import options as o
+from dflash.cli.groups import was_given
 from dflash.cli.output import emit_json, note
 from dflash.errors import ConfigError, missing
+from dflash.model_folders import seek
 
 if TYPE_CHECKING:
     from dflash.train.config import Schedule, TrainConfig
@@ -105,9 +108,10 @@ def train(
     longer.
     """
     given = locals()
-    told = {name for name in ctx.params if _was_typed(ctx, name)}
+    told = {name for name in ctx.params if was_given(ctx, name)}
     try:
         config = _config(given, told)
+        _check(config)
         from dflash.train.run import train as run
     except ModuleNotFoundError as problem:
         if problem.name is None or problem.name.split(".")[0] == "dflash":
@@ -136,9 +140,15 @@ def train(
     note(f"to ship: {', '.join(outcome.shipped)}; the rest is only for --resume")
 
 
-def _was_typed(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def _check(config: TrainConfig) -> None:
+    """What can be wrong without torch, before the seconds that importing it takes."""
+    from dflash.train.data import check_files
+    from dflash.train.place import made
+
+    if find_spec("torch") is not None:
+        with made(config.out, trial=True):
+            check_files(config.data)
+            seek(config.target)
 
 
 def _saved(given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from dflash.train.checkpoint import export, saved_run, vocabulary_maps
 from dflash.train.config import TrainConfig
 from dflash.train.data import Corpus, check_files, load_corpus
 from dflash.train.features import FeatureStore
+from dflash.train.place import made
 from dflash.train.selector import start_dflash2
 from dflash.train.shape import choose_mask_token, draft_config, tokenizer_keys
 from dflash.train.trainer import Trainer, wants_bfloat16
@@ -67,18 +68,9 @@ def train(config: TrainConfig, report: Report = lambda _: None) -> Outcome:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    try:
-        config.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {config.out} cannot be made a folder: {error}") from error
-    if (config.out / "state.safetensors").exists() and not config.resume:
-        raise ConfigError(
-            f"{config.out} holds a run already: continue it with --resume, or choose another --out"
-        )
-    check_files(config.data)
-    if config.resume:
-        _refuse_finished(config)
-    session = prepare(config)
+    with made(config.out):
+        _check(config)
+        session = prepare(config)
     if config.resume:
         session.trainer.restore()
     interrupted = False
@@ -89,6 +81,17 @@ def train(config: TrainConfig, report: Report = lambda _: None) -> Outcome:
     except KeyboardInterrupt:
         interrupted = True
     return finish(session, interrupted, report)
+
+
+def _check(config: TrainConfig) -> None:
+    """Raise ConfigError for data that is not there, and for a run that is or is finished."""
+    if (config.out / "state.safetensors").exists() and not config.resume:
+        raise ConfigError(
+            f"{config.out} holds a run already: continue it with --resume, or choose another --out"
+        )
+    check_files(config.data)
+    if config.resume:
+        _refuse_finished(config)
 
 
 def _refuse_finished(config: TrainConfig) -> None:

@@ -11,7 +11,7 @@ import pytest
 import dflash
 from dflash.doctor.measured.promise import KEY
 from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
-from tests.cli.running import Result, run
+from tests.cli.running import Result, apart, run
 from tests.train.rig import MASK
 from tests.train.test_data import GOOD, write
 
@@ -118,6 +118,27 @@ def test_data_that_is_not_there_is_said_before_the_target_is_read(tmp_path: Path
     assert (found.code, "nothing.jsonl is not a file" in found.err) == (2, True)
     assert "no training data" in run("train", *words).err
     assert "nothing to resume" in run("train", *words, "--resume").err
+
+
+@pytest.mark.parametrize("rows", [None, "{}\n"], ids=["no file", "a malformed line"])
+def test_what_never_began_leaves_no_folder(target: Path, tmp_path: Path, rows: str | None) -> None:
+    data = tmp_path / "answers.jsonl"
+    if rows is not None:
+        data.write_text(rows)
+    out = tmp_path / "deep" / "draft"
+    assert run("train", "--model", target, "--data", data, "--out", out, *SMALL).code == 2
+    assert not (tmp_path / "deep").exists()
+    out.mkdir(parents=True)
+    assert run("train", "--model", target, "--data", data, "--out", out, *SMALL).code == 2
+    assert out.is_dir(), "it was there before"
+
+
+def test_a_target_that_is_nowhere_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+    data = write(tmp_path / "answers.jsonl", [GOOD])
+    words = ("--model", "nobody/nothing", "--data", data, "--out", tmp_path / "out")
+    code, said, modules = apart("train", *words, HF_HUB_OFFLINE="1")
+    assert code == 1 and "HF_HUB_OFFLINE" in said
+    assert "torch" not in modules and not (tmp_path / "out").exists()
 
 
 def test_training_without_torch_says_what_to_install(
