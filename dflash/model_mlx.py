@@ -250,9 +250,17 @@ def _insist(draft: Any, tokenizer: Any) -> None:
     if not isinstance(draft, DFlashDraftModel):
         raise ConfigError(f"draft must be what load_draft returns, got {type(draft).__name__}")
     # mlx-lm's wrapper or the tokenizer within; an encoder is needed for prompts of text alone
-    if not callable(getattr(getattr(tokenizer, "_tokenizer", tokenizer), "decode", None)):
+    if not _decodes(getattr(tokenizer, "_tokenizer", tokenizer)):
         kind = type(tokenizer).__name__
         raise ConfigError(f"tokenizer must be what load returns beside the model, got {kind}")
+
+
+def _decodes(tokenizer: Any) -> bool:
+    """Whether it makes text of ids: many a thing has a method of that name, bytes for one."""
+    try:
+        return isinstance(ModelTokenizer(tokenizer).decode([0]), str)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
 
 
 def _wrap(model: Any, tokenizer: Any = None) -> LoadedTarget:

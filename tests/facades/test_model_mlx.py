@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,3 +141,9 @@ def test_what_cannot_be_is_said(pair: Any, draft: Any, tmp_path: Path) -> None:
         stream_generate(model, draft, tokenizer, [5], temperature=1.0, sampler=lambda p: p)
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         load_draft(str(tmp_path))
+
+
+@pytest.mark.parametrize("value", [b"ab", type(tiny_tokenizer()), SimpleNamespace(decode=len)])
+def test_what_merely_has_a_decode_is_no_tokenizer(pair: Any, draft: Any, value: Any) -> None:
+    with pytest.raises(ConfigError, match="tokenizer must be what load returns"):
+        stream_generate(pair.model, draft, value, [5, 9])
