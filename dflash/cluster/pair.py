@@ -60,6 +60,12 @@ def make_plan(
     choice = Choice(draft, window=options.get("window"))
     found = _mtp(target, read) if draft == MTP else look(draft, facts, choice, read)
     warnings = insist(list(found.findings), facts, choice)
+    plan = plan_of(found, target, draft, block, **options)
+    return replace(plan, notes=(*warnings, *plan.notes))
+
+
+def plan_of(found: Draft, target: str, draft: str, block: BlockSize, **options: Any) -> Plan:
+    """The plan for a draft of which ``found`` is known; its notes are about the block."""
     size, notes = block_of(block, found)
     return Plan(
         target,
@@ -68,7 +74,7 @@ def make_plan(
         block_size=size,
         asked=block,
         mixed_attention=found.mixed_attention,
-        notes=(*warnings, *notes),
+        notes=tuple(notes),
         **options,
     )
 

@@ -8,10 +8,11 @@ note says so.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash.cluster.pair import Draft, block_of, draft_of, insist_on_model, make_plan
+from dflash.cluster.pair import Draft, draft_of, insist_on_model, make_plan, plan_of
 from dflash.cluster.plan import Method, Plan
 from dflash.config import MTP, NO_DRAFT, BlockSize
 from dflash.drafts.layers import ANY_DEPTH
@@ -36,19 +37,11 @@ def plan_here(target: str, draft: str | None, block: BlockSize, **options: Any) 
         return Plan(target, notes=(unchecked,), **options)
     insist_on_model(draft)
     found = _look(draft)
-    size, notes = block_of(block, found)
+    plan, guess = plan_of(found, target, draft, block, **options), list[str]()
     if is_away(draft):
-        notes.append(f"by the name of {draft} it is a {found.method} draft of block {size}")
-    return Plan(
-        target,
-        method=found.method,
-        draft=None if draft == MTP else draft,
-        block_size=size,
-        asked=block,
-        mixed_attention=found.mixed_attention,
-        notes=(unchecked, *notes),
-        **options,
-    )
+        kind = f"{found.method} draft of block {plan.block_size}"
+        guess.append(f"by the name of {draft} it is a {kind}")
+    return replace(plan, notes=(unchecked, *plan.notes, *guess))
 
 
 def is_away(name: str) -> bool:

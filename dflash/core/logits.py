@@ -25,12 +25,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash.core.types import Logprob, Request, Sampling
-from dflash.errors import ConfigError
+from dflash.errors import ConfigError, WeightsError
 
+BROKEN, EMPTY = -1, -2  # stand for a token where logits are not finite, or all forbidden
 NOTHING_LEFT = (
     "the options leave no token to choose: together they forbid all of them here. Usual causes: "
     "min_tokens with a grammar that has come to its end, or a processor that masks everything"
 )
+NOT_FINITE = (
+    "the target computed logits that are not finite. Its weights may be damaged, or its dtype too "
+    "narrow: try --dtype float32 (or bfloat16 instead of float16)"
+)
+
+
+def insist_on_tokens(tokens: Sequence[int]) -> None:
+    """Raise ConfigError for EMPTY among tokens that a backend chose, WeightsError for BROKEN."""
+    if min(tokens) == EMPTY:
+        raise ConfigError(NOTHING_LEFT)
+    if min(tokens) < 0:
+        raise WeightsError(NOT_FINITE)
 
 
 def changes_logits(request: Request) -> bool:

@@ -19,7 +19,7 @@ from dflash.core.decode import decode
 from dflash.core.policy import Fixed
 from dflash.core.types import Request
 from dflash.drafts.spec import read_spec
-from dflash.train import losses
+from dflash.train import evaluate, losses
 from dflash.train.batches import Materials
 from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig
 from dflash.train.data import Conversation
@@ -119,3 +119,10 @@ def serve(rig: Rig, draft: Path) -> float:
         committed += sum(len(step.tokens) for step in steps[1:])
         rounds += len(steps) - 1
     return committed / rounds
+
+
+def walk(rig: Rig) -> evaluate.Score:
+    """What the draft as it is now accepts of the texts it learned from."""
+    rig.model.eval()
+    head = evaluate.Head(rig.target.get_output_embeddings().weight.detach())
+    return evaluate.walk(rig.model, rig.materials, list(enumerate(rig.conversations)), head)

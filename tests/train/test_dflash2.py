@@ -11,23 +11,17 @@ import torch
 from dflash.backends.torch.dflash2 import DFlash2DraftModel
 from dflash.drafts.spec import read_spec
 from dflash.errors import ConfigError
-from dflash.train import evaluate, losses
+from dflash.train import losses
 from dflash.train.checkpoint import export
 from dflash.train.config import DraftShape, Schedule
 from dflash.train.selector import FactoredSelector, served, start_dflash2
 from dflash.train.warmstart import random_start, start_from, warm_start
-from tests.train.rig import MASK, Rig, make_rig, serve
+from tests.train.rig import MASK, Rig, make_rig, serve, walk
 
 SHAPE = DraftShape(
     layers=2, block_size=4, taps=(0, 2), mask_token_id=MASK, selector_rank=8, selector_top_k=6
 )
 V1 = DraftShape(layers=2, block_size=4, taps=(0, 2), mask_token_id=MASK)
-
-
-def walk(rig: Rig) -> evaluate.Score:
-    rig.model.eval()
-    head = evaluate.Head(rig.target.get_output_embeddings().weight.detach())
-    return evaluate.walk(rig.model, rig.materials, list(enumerate(rig.conversations)), head)
 
 
 def train(rig: Rig) -> list[dict[str, float]]:

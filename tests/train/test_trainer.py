@@ -12,12 +12,12 @@ import torch
 
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError
-from dflash.train import checkpoint, evaluate, trainer
+from dflash.train import checkpoint, trainer
 from dflash.train.checkpoint import export, load_state
 from dflash.train.config import DraftShape, Objective, Schedule, TrainConfig
 from dflash.train.interrupt import interrupts_held
 from dflash.train.run import line
-from tests.train.rig import MASK, make_rig
+from tests.train.rig import MASK, make_rig, walk
 
 
 def states(rig: Any) -> dict[str, torch.Tensor]:
@@ -227,10 +227,7 @@ def test_an_overfitted_draft_is_accepted_in_full_by_walk(tmp_path: Path) -> None
     )
     for _ in rig.trainer().run():
         pass
-    rig.model.eval()
-    head = evaluate.Head(rig.target.get_output_embeddings().weight.detach())
-    found = evaluate.walk(rig.model, rig.materials, list(enumerate(rig.conversations)), head)
-    assert found.mean_committed > 0.9 * 4
+    assert walk(rig).mean_committed > 0.9 * 4
 
 
 def test_a_continued_run_takes_over_the_features_it_stored(tmp_path: Path) -> None:

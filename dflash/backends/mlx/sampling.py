@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from dflash.core.accept import match
 from dflash.core.host import Ruling
 from dflash.core.host import rule as rule_on_host
-from dflash.core.logits import NOTHING_LEFT, changes_logits
+from dflash.core.logits import BROKEN, EMPTY, changes_logits, insist_on_tokens
 from dflash.core.noise import gumbel
 from dflash.core.types import Request, Sampling
-from dflash.errors import ConfigError, WeightsError
 
 Ids: TypeAlias = Any  # an array [n], perhaps not computed yet, or a sequence of integers
-BROKEN, EMPTY = -1, -2  # stand for a token where logits are not finite, or all forbidden
 
 
 def rule(
@@ -54,7 +52,7 @@ def rule(
         )
     said = as_list(own)
     accepted = match(ids, said)
-    _complain(said[: accepted + 1])
+    insist_on_tokens(said[: accepted + 1])
     return Ruling(said[: accepted + 1], accepted)
 
 
@@ -142,14 +140,4 @@ def to_numpy(rows: Any) -> NDArray[np.float32]:
 
 def _check(row: NDArray[np.float32]) -> None:
     if not np.isfinite(row.max()):
-        _complain([BROKEN])
-
-
-def _complain(tokens: Sequence[int]) -> None:
-    if min(tokens) == EMPTY:
-        raise ConfigError(NOTHING_LEFT)
-    if min(tokens) < 0:
-        raise WeightsError(
-            "the target computed logits that are not finite. Its weights may be damaged, or its "
-            "dtype too narrow: try --dtype float32 (or bfloat16 instead of float16)"
-        )
+        insist_on_tokens([BROKEN])

@@ -23,10 +23,9 @@ from torch.nn import functional as F
 from dflash.backends.torch.logprobs import unpack
 from dflash.backends.torch.upload import send
 from dflash.core.accept import follow, match
-from dflash.core.logits import NOTHING_LEFT
+from dflash.core.logits import BROKEN, EMPTY, insist_on_tokens
 from dflash.core.noise import gumbel
 from dflash.core.types import Logprob, Sampling
-from dflash.errors import ConfigError, WeightsError
 
 Ids: TypeAlias = Tensor | Sequence[int]
 
@@ -43,7 +42,6 @@ class Picker(Protocol):
 
 
 STRETCH = 256  # logits in which a maximum is looked for at a time
-BROKEN, EMPTY = -1, -2  # stand for a token where logits are not finite, or all forbidden
 
 
 class Decision(NamedTuple):
@@ -170,7 +168,7 @@ def settle(decision: Decision, drafted: Ids, parents: Ids | None = None) -> Ruli
             path = follow(drafts, nodes, own.__getitem__)
     rows = [0, *(node + 1 for node in path)]
     said = [own[row] for row in rows]
-    _check(said)
+    insist_on_tokens(said)
     if decision.notes is None:
         return Ruling(said, len(path), path=path)
     width = decision.notes.shape[1]
@@ -204,13 +202,3 @@ def to_numpy(rows: Tensor) -> NDArray[Any]:
     """Rows as numpy, for options that are Python's. Waits where they are on a device."""
     found: NDArray[Any] = to_host(rows).numpy()
     return found
-
-
-def _check(tokens: Sequence[int]) -> None:
-    if min(tokens) == EMPTY:
-        raise ConfigError(NOTHING_LEFT)
-    if min(tokens) < 0:
-        raise WeightsError(
-            "the target computed logits that are not finite. Its weights may be damaged, or its "
-            "dtype too narrow: try --dtype float32 (or bfloat16 instead of float16)"
-        )
