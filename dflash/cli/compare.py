@@ -9,6 +9,7 @@ import typer
 
 from dflash.checks import counted
 from dflash.cli import options as o
+from dflash.cli.given import read_prompt
 from dflash.cli.output import emit_json, note, status
 from dflash.config import GenerateConfig, LoadConfig
 from dflash.errors import ConfigError
@@ -21,6 +22,13 @@ TEXT = "Explain in a few sentences how rainbows form, and then write a short poe
 
 
 def compare(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="One user turn; - = standard input. Left out: a question about rainbows.",
+        ),
+    ] = None,
     algorithm: Annotated[
         str | None,
         typer.Option(
@@ -32,7 +40,7 @@ def compare(
     model: o.Model = None,
     draft: o.Draft = None,
     backend: o.Backend = "auto",
-    prompt: Annotated[str, typer.Option("--prompt", help="One user turn.")] = TEXT,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="The same as PROMPT.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens a run.")] = 128,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Runs of each arm.")] = 3,
     warmup_tokens: Annotated[
@@ -81,7 +89,7 @@ def compare(
     from dflash.engine import load
     from dflash.opening import backend_of, pair_names
 
-    sizes = _sizes(draft_tokens)
+    sizes, asked = _sizes(draft_tokens), _prompt(text, prompt)
     GenerateConfig(draft_tokens=max(sizes), draft_tree=draft_tree, draft_p_min=draft_p_min)
     target, named = pair_names(model, "ngram" if algorithm == "ngram" else draft)
     chosen, kind, top_k = settle_algorithm(algorithm, named)
@@ -110,7 +118,7 @@ def compare(
             "ignore_eos": ignore_eos,
             "draft_p_min": draft_p_min if engine.pair.backend != "gguf" else 0.0,
         }
-        trial = Trial(prompt, sizes, options, runs, warmup_tokens, draft_tree)
+        trial = Trial(asked, sizes, options, runs, warmup_tokens, draft_tree)
         found = run(engine, trial, (kind, top_k), status)
     if json:
         emit_json(found.to_json())
@@ -120,6 +128,14 @@ def compare(
     if not found.same:
         note("the ids differ: see docs/concepts/losslessness.md on row-count invariance")
         raise typer.Exit(DIFFERENT)
+
+
+def _prompt(text: str | None, again: str | None) -> str:
+    """The prompt from either place, or `TEXT`. Raises ConfigError, PromptError."""
+    if text is not None and again is not None:
+        raise ConfigError("give a prompt or --prompt, not both: they are the same")
+    given = again if text is None else text
+    return TEXT if given is None else read_prompt(given, None)
 
 
 def _sizes(text: str) -> list[int]:

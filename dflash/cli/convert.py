@@ -21,7 +21,7 @@ def convert(
     to: Annotated[
         str, typer.Option("--to", metavar="FORMAT", help="hf, speculators, eagle, mlx or gguf.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="New folder (gguf: file).")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New folder; for gguf, NEW.gguf.")],
     target: Annotated[
         Path | None,
         typer.Option(
@@ -43,7 +43,10 @@ def convert(
     json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Write a draft in another format, and check it by running both on the same features."""
+    """Write a draft in another format, and check it by running both on the same features.
+
+    For example: dflash convert demo --to gguf --out demo-draft.gguf
+    """
     del debug  # the door reads it
     from dflash.convert import convert as run
 

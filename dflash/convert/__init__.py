@@ -25,6 +25,7 @@ from dflash.errors import CheckpointError, ConfigError
 from dflash.gguf_file import is_gguf
 
 FORMATS = ("hf", "speculators", "eagle", "mlx", "gguf")
+MEANT = {"safetensors": "hf", "huggingface": "hf", "vllm": "speculators", "llama.cpp": "gguf"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,8 @@ def _narrowed(draft: Draft, source: Draft) -> Draft:
 
 def _check(to: str, goal: Path, target: Path | None, stored: str | None) -> None:
     if to not in FORMATS:
-        raise ConfigError(f"unknown format {to!r}. Known: {', '.join(FORMATS)}")
+        meant = f" For {to} say --to {MEANT[to]}." if to in MEANT else ""
+        raise ConfigError(f"unknown format {to!r}. Known: {', '.join(FORMATS)}.{meant}")
     if to == "gguf" and (target is None or not is_gguf(target.name)):
         raise ConfigError(
             "a GGUF sidecar carries its target's tokenizer: name the target's .gguf file (--target)"

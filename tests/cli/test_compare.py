@@ -85,13 +85,24 @@ def test_the_draft_says_which_method_is_compared() -> None:
         (("--algorithm", "dflash2", "--draft", "none-such"), "selector"),
         (("--algorithm", "eagle3", "--draft", "toy:oracle"), "say --algorithm dflash"),
         (("--draft", "none"), "no draft to compare with"),
-        (("--draft-tree", 8, "--draft-p-min", 0.3), "draft_p_min ends a path"),
+        (("--draft-tree", 8, "--draft-p-min", 0.3), "--draft-p-min ends a path"),
+        (("Once",), "give a prompt or --prompt"),
     ],
 )
 def test_bad_words_are_refused_before_loading(flags: tuple[str, ...], words: str) -> None:
     found = run("compare", "--model", "toy", *flags, *FLAGS)
     assert found.code == 2
     assert words in found.err
+
+
+def test_the_prompt_may_stand_by_itself() -> None:
+    words = ("compare", "--model", "toy", "--draft", "toy:oracle", "--draft-tokens", "3", "--json")
+    by_flag, *others = [
+        json.loads(run(*words, *more, *FLAGS[2:], typed="Once\n").out)
+        for more in (("--prompt", "Once"), ("Once",), ("-",))
+    ]
+    for one in others:
+        assert one["prompt_tokens"] == by_flag["prompt_tokens"]
 
 
 def test_another_text_is_found_and_its_place_named() -> None:

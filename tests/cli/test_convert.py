@@ -55,6 +55,15 @@ def test_a_mistake_is_one_message(tmp_path) -> None:
     assert "is no draft folder" in found.err
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("safetensors", "--to hf"), ("vllm", "--to speculators"), ("what", "Known")]
+)
+def test_a_format_by_another_name_is_hinted_at(tmp_path, name: str, hint: str) -> None:
+    found = run("convert", DRAFT_FOLDER, "--to", name, "--out", tmp_path / "b")
+    assert found.code == 2
+    assert f"unknown format {name!r}" in found.err and hint in found.err
+
+
 def test_the_demo_draft_comes_back(tmp_path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     assert run("convert", DRAFT_FOLDER, "--to", "speculators", "--out", there).code == 0
