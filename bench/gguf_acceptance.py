@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     target = str(gguf_files.target("q4_1"))
-    ours = GgufPair.open(LoadConfig(target, str(gguf_files.sidecar()), threads=flags.threads))
+    ours: Any = GgufPair.open(LoadConfig(target, str(gguf_files.sidecar()), threads=flags.threads))
     load = LoadConfig(target, str(demo_draft()), dtype="float32", threads=flags.threads)
     theirs = open_torch(load)
     rows = (ours.draft_block_size or 1) - 1

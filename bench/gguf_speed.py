@@ -50,7 +50,7 @@ class Native:
 
             context._decode = decode
 
-        Context.__init__ = make  # type: ignore[method-assign]
+        Context.__init__ = make  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     sizes = [b if b == "auto" else int(b) for b in flags.blocks.split(",")]
-    rows, found = [], {}
+    rows, found = list[list[Any]](), dict[str, Any]()
     target = str(gguf_files.target(flags.kind))
     with dflash.load(
         target, names(flags.method), backend="gguf", threads=flags.threads, profile=False
@@ -94,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arms = {PLAIN: engine_arm(engine, 1), **{str(s): engine_arm(engine, s) for s in sizes}}
         for name in flags.sets.split(","):
             prompts = [engine.encode(p.text) for p in sets.load(name, flags.prompts_per_set)]
-            for arm in arms.values():
-                arm(prompts[0], 16)
+            for answer in arms.values():
+                answer(prompts[0], 16)
             texts = run_set(prompts, arms, flags.tokens, flags.repeats)
             for arm in arms:
                 runs = [run for text in texts for run in text[arm]]

@@ -232,7 +232,8 @@ def transformers_ms(pair: Any, flags: Namespace) -> float:
         return 1e3 * (time.perf_counter() - start)
 
     spend(2)
-    return (spend(2 + flags.rounds) - spend(2)) / flags.rounds
+    rounds: int = flags.rounds
+    return (spend(2 + rounds) - spend(2)) / rounds
 
 
 def measure(flags: Namespace) -> tuple[list[Line], dict[str, Any]]:

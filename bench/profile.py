@@ -33,6 +33,7 @@ from dflash.core.protocols import Pair
 from dflash.engine import Engine
 
 WIDE = 16384  # rows of the matrix whose reading is timed
+Names = tuple[str, ...]
 DRAFT, VERIFY, LOOP = "draft", "verify", "loop"
 BODY, HEAD, ATTENTION, WRITES, OTHER = "products", "head", "attention", "copies", "elementwise"
 CHOICE, CALLS, PYTHON = "choice", "calls", "python"
@@ -40,9 +41,9 @@ IDLE = (CALLS, PYTHON)  # no tensor kernel runs
 PRODUCTS = ("linear", "addmm", "::mm", "bmm", "matmul", "pack_mm", "int_mm")
 ATTENDING = ("attention", "softmax")
 COPYING = ("copy_", "::cat", "index_copy", "clone", "index_put")
-CHOOSING = ("::max", "argmax", "amax", "topk", "sort", "isfinite", "local_scalar", "cumsum")
+CHOOSING: Names = ("::max", "argmax", "amax", "topk", "sort", "isfinite", "local_scalar", "cumsum")
 CHOOSING += ("searchsorted", "gather", "scatter")
-NOTHING = ("view", "reshape", "slice", "select", "transpose", "permute", "expand", "unbind")
+NOTHING: Names = ("view", "reshape", "slice", "select", "transpose", "permute", "expand", "unbind")
 NOTHING += ("split", "chunk", "as_strided", "empty", "unsqueeze", "squeeze", "detach", "alias")
 NOTHING += ("flatten", "::to", "::t", "narrow", "resize", "lift_fresh", "result_type", "::item")
 NOTHING += ("resolve_conj", "resolve_neg", "is_nonzero", "unflatten", "tolist", "contiguous")

@@ -49,7 +49,8 @@ def through_server(client: httpx.Client, said: Any, tokens: int, block: int) -> 
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    start, times, text, usage = time.perf_counter(), list[float](), "", {}
+    usage: dict[str, Any] = {}
+    start, times, text = time.perf_counter(), list[float](), ""
     with client.stream("POST", CHAT, json=body) as reply:
         for line in reply.iter_lines():
             if not line.startswith("data: {"):

@@ -222,7 +222,7 @@ async def run(flags: Namespace, server: subprocess.Popen[str], address: str) -> 
         loads = [soak.load(until) for _ in range(flags.clients)]
         seconds = 60 * flags.minutes - 60
         extra = [fuzzed(address, seconds, flags.fuzz)] if flags.fuzz and seconds > 0 else []
-        done = await asyncio.gather(soak.weigh(began, until), *extra, *loads)
+        done: list[Any] = await asyncio.gather(soak.weigh(began, until), *extra, *loads)
         if extra and done[1][0]:
             soak.wrong.append(f"schemathesis found something: {done[1][1]}")
         await asyncio.sleep(2)

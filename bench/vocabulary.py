@@ -14,6 +14,7 @@ import shutil
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -37,7 +38,8 @@ def reduced(flags: Namespace) -> dict[str, torch.Tensor]:
     target = load_target(name, device="cpu", dtype="float32", pack=False)
     answers = load_corpus([flags.data], target.tokenizer, max_length=SEEN).answers()
     kept = FrequentTokens.count(answers, target.vocab_size, flags.size).kept
-    rows = target.head.weight.detach()[kept].bfloat16().contiguous()  # type: ignore[union-attr]
+    weight: Any = target.head.weight
+    rows = weight.detach()[kept].bfloat16().contiguous()
     return {"lm_head.weight": rows, "d2t": vocabulary_maps(kept, target.vocab_size)["d2t"]}
 
 

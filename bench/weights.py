@@ -72,7 +72,7 @@ def measure(flags: Any) -> tuple[list[Runs], dict[str, float]]:
         ids = [engine.encode(text) for text in prompts]
         for arm in arms.values():
             arm(ids[0], 24)
-        texts = [
+        texts: list[Runs] = [
             interleaved(prompt, arms, flags.tokens, flags.repeats)
             for prompt in track(ids, "texts", transient=True)
         ]
