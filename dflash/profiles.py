@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from dflash import env
 from dflash.config import NO_DRAFT, join_draft, split_draft
 from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
+from dflash.whole import write_whole
 
 FORMAT = 1
 _MOST = 4096  # drafts of a pair, rows of a block
@@ -57,14 +56,7 @@ class ProfileFile:
             return
         text = json.dumps({"pair": self.pair, "stamp": self.stamp, "profile": learnt})
         with suppress(OSError):  # a full or read-only disk: the next run starts from nothing
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=".part-", dir=self.path.parent)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as part:
-                    part.write(text)
-                Path(name).replace(self.path)
-            finally:
-                Path(name).unlink(missing_ok=True)
+            write_whole(self.path, text)
 
 
 def folder() -> Path:

@@ -18,6 +18,7 @@ LAYERS = {
     "dflash.errors": 0,
     "dflash.env": 0,
     "dflash.registry": 0,
+    "dflash.whole": 0,
     "dflash.checks": 1,
     "dflash.closing": 1,
     "dflash.gguf_file": 1,

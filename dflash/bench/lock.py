@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from dflash.drafts.spec import read_spec
 from dflash.errors import ConfigError
+from dflash.whole import write_whole
 
 
 def config_of(draft: str | None) -> Path:
@@ -35,11 +34,7 @@ def lock(draft: str | None, block_size: int) -> Path:
     inner = config.get("dflash_config")
     (inner if isinstance(inner, dict) else config)["default_block_size"] = block_size
     try:
-        handle, name = tempfile.mkstemp(prefix=".part-", dir=place.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as part:
-            part.write(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-        Path(name).chmod(place.stat().st_mode & 0o777)
-        Path(name).replace(place)
+        write_whole(place, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     except OSError as problem:
         raise ConfigError(f"cannot write {place}: {problem.strerror}") from problem
     return place
