@@ -19,7 +19,7 @@ from dflash.backends.torch.load import LoadedTarget, load_target
 from dflash.backends.torch.pair import TorchPair
 from dflash.backends.torch.tree_check import why_no_trees
 from dflash.config import LoadConfig
-from dflash.errors import WeightsError
+from dflash.errors import CheckpointError, WeightsError
 
 from .tiny import LAYERS, save_target, tiny_target, tiny_tokenizer
 
@@ -131,8 +131,27 @@ def test_what_cannot_be_read_of_an_earlier_start_is_found_out_again(
     opened(folder)
     assert len(counted) == 2
     (note,) = (tmp_path / "cache" / "checked").iterdir()
-    note.write_text(note.read_text()[:40])
-    assert isinstance(opened(folder).model, DenseModel) and len(counted) == 4
+    whole = note.read_text()
+    for damaged in (whole[:40], whole.replace('"eps": 1e-', '"eps": 2e-'), "[" * 9999, "{}"):
+        assert damaged != whole
+        note.write_text(damaged)
+        before = len(counted)
+        assert isinstance(opened(folder).model, DenseModel) and len(counted) == before + 2
+        assert note.read_text() == whole
+
+
+def test_a_generation_config_that_cannot_be_read_is_passed_over_as_transformers_does(
+    tmp_path: Path,
+) -> None:
+    folder = saved(tiny_target(), tmp_path / "target")
+    opened(folder)
+    for damaged in ("{", "\xff"):
+        (Path(folder) / "generation_config.json").write_text(damaged, encoding="latin-1")
+        assert opened(folder).eos_ids == load_target(folder, "cpu").eos_ids
+    (Path(folder) / "generation_config.json").write_text("[]")
+    for start in (opened, load_target):
+        with pytest.raises(CheckpointError):
+            start(folder)
 
 
 def test_a_pair_is_opened_so_and_other_families_are_not(tmp_path: Path) -> None:

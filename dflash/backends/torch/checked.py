@@ -10,7 +10,6 @@ that cannot be read or written costs the comparison, nothing else.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -21,6 +20,7 @@ import torch
 import transformers
 
 from dflash import env
+from dflash.whole import write_whole
 
 FILES = (
     *("attention", "cache", "decoder", "dense", "forward", "fused", "gated", "grouped", "narrow"),
@@ -41,16 +41,19 @@ def place(config: Mapping[str, Any], how: Iterable[str]) -> Path:
 
 def known(file: Path) -> dict[str, Any] | None:
     """What was noted where the comparison went well before; None where it was not made."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(file.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) and "facts" in found else None
+        if isinstance(found, dict) and found.get("sum") == _sum(found.get("facts")):
+            return found
     return None
 
 
 def remember(file: Path, facts: Any) -> None:
     """It went well; ``facts`` are what `dense.facts_of` found."""
     with suppress(OSError):  # a full or read-only disk: the next start compares again
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps({"facts": facts}), encoding="utf-8")
-        beside.replace(file)  # whole, whoever reads it meanwhile
+        write_whole(file, json.dumps({"facts": facts, "sum": _sum(facts)}))
+
+
+def _sum(facts: Any) -> str:
+    """What tells facts from a damaged file of them: weights are run by what it says."""
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -120,7 +121,7 @@ def read_dense(folder: Path, facts: Facts, dtype: torch.dtype, device: torch.dev
     config: Any = PreTrainedConfig(**facts["config"])
     config.name_or_path = str(folder)
     model = DenseModel(config, facts, weights)
-    if (folder / "generation_config.json").is_file():
+    with suppress(OSError):  # not there or damaged: the config says what there is to say
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 

@@ -44,7 +44,7 @@ def read_model(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any
                 output_loading_info=True,
             )
     except LOAD_ERRORS as error:
-        raise _explain(folder, error) from error
+        raise explain(folder, error) from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
@@ -79,7 +79,7 @@ def _says_its_class(folder: Path) -> bool:
     return "tokenizer_class" in said and "auto_map" not in said
 
 
-def _explain(folder: Path, error: BaseException) -> CheckpointError:
+def explain(folder: Path, error: BaseException) -> CheckpointError:
     """transformers' complaint as ours."""
     text = str(error)
     if "trust_remote_code" in text:

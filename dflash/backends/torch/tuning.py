@@ -17,7 +17,7 @@ from dflash.backends.torch.fused import FuseReport, differs, fuse_model
 from dflash.backends.torch.fused import why_not as why_not_fused
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.packed import PackReport, joint_report, pack_model
-from dflash.backends.torch.reading import FiniteCheck
+from dflash.backends.torch.reading import LOAD_ERRORS, FiniteCheck, explain
 
 ROWS, MORE = 9, 3  # of the check of fused layers: a prompt, then a few rows behind it
 
@@ -45,10 +45,13 @@ class Source:
         return checked.place(self.config, how)
 
     def build(self, facts: Facts) -> Any:
-        """The model without transformers' class of it. Raises OutOfMemory."""
+        """The model without transformers' class of it. Raises CheckpointError, OutOfMemory."""
         assert self.folder is not None, "`fits` said that there is none"
-        with guard(f"loading {self.folder}"):
-            model = read_dense(self.folder, facts, self.dtype, self.device)
+        try:
+            with guard(f"loading {self.folder}"):
+                model = read_dense(self.folder, facts, self.dtype, self.device)
+        except LOAD_ERRORS as error:
+            raise explain(self.folder, error) from error
         self.then(model.config)
         return model
 
