@@ -54,7 +54,8 @@ class Floor:
             self._judge(step.verdict.drafted, len(step.verdict.path))
             self._fresh, self._plain_run = False, 0
         else:
-            if self._costs is not None and (self._fresh or self._plain_run):
+            measured = (self._fresh or self._plain_run) and not step.plan.rows
+            if self._costs is not None and measured:
                 self._costs.add(0, 0, step.ns)
             self._plain_run += 1
         if step.finish is not None:

@@ -25,7 +25,7 @@ class Fixed:
         """The first draft that can propose, as deep as block, draft and output allow."""
         for draft, outlook in enumerate(outlooks):
             rows = min(self._rows, most, outlook.most)
-            if rows > 0:
+            if rows >= outlook.least:
                 return Plan(draft, max(rows, min(self._tree, outlook.tree)), rows)
         return Plan()
 
@@ -97,6 +97,7 @@ class Adaptive:
         self._loan = _LOAN  # plain steps
         self._rounds = self._plain_run = 0
         self._patience, self._again = _PATIENCE, False
+        self._silent = set[int]()  # drafts that proposed nothing when they were asked
         self._rest, self._asked = 0.0, [(0, 0)]  # plain steps of the run; what drafts said then
         self._outlook = Outlook(0)  # of the draft last chosen
         self._catch_up = 0.0  # ns per context row that a draft has to catch up
@@ -105,15 +106,14 @@ class Adaptive:
         """The best block by what is known now. Looks at nothing that was drawn."""
         self._rounds += 1
         able = {d: min(o.most, most, self._most) for d, o in enumerate(outlooks)}
-        able = {draft: rows for draft, rows in able.items() if rows > 0}
+        able = {draft: rows for draft, rows in able.items() if rows >= outlooks[draft].least}
         if not able or self._costs.count(0, 0) < _MEASURED:
             return Plan()  # the first steps of a pair measure plain decoding
         asked = [(outlook.most, outlook.grade) for outlook in outlooks]
         if self._plain_run < self._rest and asked == self._asked:
             return Plan()  # no probe is due, and the drafts say what they said
         self._asked = asked
-        new = [(draft, rows) for draft, rows in able.items() if not self._costs.sizes(draft)]
-        draft, rows = (new[0][0], min(_FIRST, new[0][1])) if new else self._best(able, outlooks)
+        draft, rows = self._unmeasured(able, outlooks) or self._best(able, outlooks)
         if rows == 0:
             return Plan()
         self._outlook = outlooks[draft]
@@ -130,19 +130,37 @@ class Adaptive:
             if (self._plain_run or self._rounds == 1) and not step.plan.rows:
                 self._costs.add(0, 0, step.ns)
                 self._profile.stale = 0
+            if step.plan.rows:
+                self._lose(step)
             self._plain_run += 1
         if self._costs.knows(0, 0):
             self._worth += len(step.tokens) * self._costs.plain()
         if step.finish is not None:
             self.state = State.DONE
 
+    def _unmeasured(
+        self, able: Mapping[int, int], outlooks: Sequence[Outlook]
+    ) -> tuple[int, int] | None:
+        """The first block of a draft. One that said nothing before is asked as the books allow."""
+        for draft, most in able.items():
+            if self._costs.sizes(draft):
+                continue
+            if draft not in self._silent or self._room(outlooks[draft]) >= self._costs.plain():
+                return draft, min(most, max(_FIRST, outlooks[draft].least))
+        return None
+
     def _best(self, able: Mapping[int, int], outlooks: Sequence[Outlook]) -> tuple[int, int]:
+        able = {draft: most for draft, most in able.items() if self._costs.sizes(draft)}
         now = {draft: self._survival_of(draft, outlooks[draft]) for draft in able}
         speeds = {**self._speeds(able, now), **self._tree_speeds(able, outlooks)}
-        promise = max(0.0, max(speeds.values()) - 1)
+        promise = max(0.0, max(speeds.values(), default=1.0) - 1)
         self._loan = max(self._loan, min(_MOST_LOAN, _LOAN + _TRUST * promise))
         room = {draft: self._room(outlooks[draft]) for draft in able}
-        options = {key: s for key, s in speeds.items() if self._costs.cost(*key) <= room[key[0]]}
+        options = {
+            (draft, rows): speed
+            for (draft, rows), speed in speeds.items()
+            if rows >= outlooks[draft].least and self._costs.cost(draft, rows) <= room[draft]
+        }
         if not options:  # the books allow nothing
             self._fall_back("drafts that failed have taken as much time as they may")
             return 0, 0
@@ -231,6 +249,15 @@ class Adaptive:
             self._catch_up += (late - self._catch_up) / 2
         spent = self._costs.cost(draft, step.rows) + self._late(self._outlook)
         self._debt += spent - len(step.tokens) * self._costs.plain()
+
+    def _lose(self, step: Step) -> None:
+        """Book the time of a draft that proposed nothing after all."""
+        draft, spent = step.plan.draft, float(step.ns)
+        self._silent.add(draft)
+        if self._costs.sizes(draft):  # a disturbance is no debt
+            most = self._costs.cost(draft, step.plan.rows) + self._costs.plain()
+            spent = min(spent, most)
+        self._debt += spent - self._costs.plain()
 
     def _late(self, outlook: Outlook) -> float:
         """Cost of catching up, beyond what every round has of it."""

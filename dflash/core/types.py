@@ -106,6 +106,7 @@ class Outlook:
     lag: int = 0  # context rows to catch up first
     tree: int = 0  # most nodes of a tree; 0 = this draft proposes chains only
     prior: tuple[float, ...] = ()  # usual chance of a draft by place, if the method knows one
+    least: int = 1  # fewest rows it proposes: a plan of fewer would be a plain step
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,6 +295,13 @@ def test_a_least_length_that_no_draft_reaches_is_an_error(files: dict[str, Path]
     pair(files, files["v1"], draft_n_min=most).close()
 
 
+def test_auto_asks_for_as_many_drafts_as_the_least_length_wants(files: dict[str, Path]) -> None:
+    most = read_sidecar(read_header(files["v1"])).block_size - 1
+    with Engine(pair(files, files["v1"], draft_n_min=most)) as engine:
+        stats = engine.generate(PROMPT, max_tokens=30, block_size="auto").stats
+    assert most > 3 and stats.drafted, "a first block of three would never have been proposed"
+
+
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_sampled_draft_is_not_thrown_away_for_a_length_that_its_tokens_decided(
     sampled: bool,

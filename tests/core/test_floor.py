@@ -109,6 +109,18 @@ def test_the_first_step_of_a_pair_measures_plain_decoding_once() -> None:
     assert costs.plain() == 70
 
 
+def test_a_draft_that_says_nothing_after_all_takes_time_that_is_no_plain_steps() -> None:
+    costs = CostCurve()
+    policy = Floor(5, 0.5, costs)
+    play(policy, 0, ns=30)
+    for _ in range(9):
+        plan = policy.plan(99, ABLE)
+        assert plan.rows == 4
+        nothing: Verdict[object] = Verdict([0], rows=1)
+        policy.observe(Step([0], plan, 0, nothing, 70, None))
+    assert costs.plain() == 30
+
+
 def test_a_draft_with_nothing_to_say_is_a_plain_step_and_no_verdict() -> None:
     policy = Floor(5, 0.5)
     assert policy.plan(9, [Outlook(0)]) == Plan()

@@ -53,6 +53,10 @@ class TestFixed:
     def test_it_takes_the_first_draft_that_can_propose(self) -> None:
         assert Fixed(4).plan(9, [Outlook(0), Outlook(5)]) == Plan(1, 3, 3)
 
+    def test_it_asks_no_draft_for_fewer_rows_than_it_proposes(self) -> None:
+        assert Fixed(4).plan(9, [Outlook(7, least=4), Outlook(5, least=3)]) == Plan(1, 3, 3)
+        assert Fixed(4).plan(2, [Outlook(5, least=3)]) == Plan()
+
     def test_a_block_of_one_and_no_draft_are_plain_steps(self) -> None:
         assert Fixed(1).plan(9, [Outlook(5)]) == Plan() == Fixed(4).plan(9, [])
 
@@ -284,6 +288,26 @@ class TestSteps:
 
         assert probes(300) >= 3 > 1 >= probes(720)
         assert probes(900) == 0, "not even eight tokens would pay for that block"
+
+    def test_a_draft_is_never_asked_for_fewer_rows_than_it_proposes(self) -> None:
+        policy, asked = Adaptive(8), Counter[int]()
+        for _ in range(300):
+            plan = policy.plan(99, [Outlook(7, least=5)])
+            policy.observe(played(plan, 0, 14 if plan.rows else 10))
+            asked[plan.rows] += 1
+        assert policy.plan(4, [Outlook(7, least=5)]) == Plan(), "there is no room for five"
+        assert asked[5] and {*asked} <= {0, 5, 6, 7}
+
+    @pytest.mark.parametrize("known", [False, True])
+    def test_a_draft_that_says_nothing_when_asked_costs_next_to_nothing(self, known: bool) -> None:
+        policy, taken = self.ready() if known else Adaptive(8), 0
+        for _ in range(600):
+            plan = policy.plan(999, [Outlook(7)])
+            ns = (11 if known else 13) if plan.rows else 10  # verifying nothing is no dearer
+            policy.observe(replace(played(Plan(), 0, ns), plan=plan))
+            taken += ns
+        assert taken <= 1.02 * 10 * 600
+        assert policy.state is State.FALLBACK
 
     def test_it_ends_done(self) -> None:
         policy = self.ready()

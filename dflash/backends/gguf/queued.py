@@ -63,7 +63,8 @@ class QueuedDraft(ABC):
     def outlook(self) -> Outlook:
         """A full block as soon as there is an anchor; ``lag`` is the queue's rows."""
         ready = len(self._tokens) == self._held() + 1
-        return Outlook(self._limits.most if ready else 0, lag=self._held() - self._absorbed)
+        most, least = self._limits.most if ready else 0, max(1, self._limits.n_min)
+        return Outlook(most, lag=self._held() - self._absorbed, least=least)
 
     def propose(self, plan: Plan) -> Proposal[Array]:
         """A token of each row, as the request draws them; catching up is part of it."""
