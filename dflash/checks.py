@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 from dflash.errors import ConfigError
@@ -18,8 +18,9 @@ def set_fields(config: Any, **values: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """A finite int or float, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    """A finite int or float, no larger than a float can be, and no bool."""
+    whole = isinstance(value, int | float) and not isinstance(value, bool)
+    return whole and abs(value) <= float_info.max
 
 
 def at_least(least: int, name: str, value: Any, *, required: bool = False, hint: str = "") -> None:

@@ -32,6 +32,7 @@ BAD_GENERATE = [
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": float("nan")}, "temperature"),
     ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": 1e-320}, "temperature"),
     ({"top_p": 0}, "top_p"),

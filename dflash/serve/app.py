@@ -53,7 +53,7 @@ def app_of(server: Server) -> FastAPI:
     for part in PARTS:
         app.include_router(part.router)
         routes_of = [route for route in part.router.routes if isinstance(route, APIRoute)]
-        app.state.paths += [route.path for route in routes_of if route.include_in_schema]
+        app.state.paths += [route.path_format for route in routes_of if route.include_in_schema]
     app.add_middleware(Guard, config=server.config)
     if server.config.origins:
         app.add_middleware(

@@ -107,7 +107,7 @@ def test_a_misspelt_path_is_asked_after(client: TestClient, path: str, meant: st
 def test_the_base_address_lists_the_routes(client: TestClient) -> None:
     said = client.get("/v1")
     assert said.status_code == 200
-    assert {URL, "/v1/models", "/docs"} <= set(said.json()["data"])
+    assert {URL, "/v1/models", "/v1/models/{name}", "/docs"} <= set(said.json()["data"])
 
 
 def test_a_wrong_method_and_an_unlikely_path_say_what_there_is(client: TestClient) -> None:
