@@ -19,12 +19,12 @@ from dflash.drafts.layers import ANY_DEPTH
 from dflash.hub import is_hub_id, kept_config
 
 METHODS: tuple[tuple[str, Method], ...] = (
-    ("dflash2", "dflash2"),
+    (r"dflash-?2(?![\d.]|b\b)", "dflash2"),  # and no size, as in DFlash-2B
     ("dflash", "dflash"),
     ("eagle", "eagle3"),
 )
-"""What a name has in it, without dashes -> method; the first that fits."""
-_BLOCK = re.compile(r"-b(\d+)\b")
+"""Pattern of what a name has in it -> method; the first that fits."""
+_BLOCK = re.compile(r"-b([2-9]|[1-9]\d{1,2})\b")
 
 
 def plan_here(target: str, draft: str | None, block: BlockSize, **options: Any) -> Plan:
@@ -55,8 +55,8 @@ def _look(draft: str) -> Draft:
         return Draft("mtp")
     if not is_away(draft) and not draft.endswith(".gguf"):
         return draft_of(draft, _kept, ANY_DEPTH)
-    plain = draft.lower().replace("-", "")
-    method: Method = next((method for word, method in METHODS if word in plain), "dflash")
+    found = (method for said, method in METHODS if re.search(said, draft.lower()))
+    method: Method = next(found, "dflash")
     size = _BLOCK.search(draft)
     return Draft(method, None if size is None else int(size[1]))
 

@@ -208,3 +208,14 @@ def test_an_engine_is_started_heard_and_stopped(pair: tuple[str, ...], tmp_path:
     assert f"ready: http://127.0.0.1:{port}/v1" in found.err
     assert "note: the engine has no block size 'auto'" in found.err
     assert os.getpid()  # this process outlived the signal
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("DFlash2-b8", "dflash2"), ("dflash-2", "dflash2"), ("DFlash-2B", "dflash")]
+    + [("DFlash-27B", "dflash"), ("DFlash-2.5B", "dflash"), ("EAGLE-3-LLaMA", "eagle3")],
+)
+def test_a_size_in_a_drafts_name_is_no_version_of_its_method(name: str, method: str) -> None:
+    command = printed("--engine", "vllm", *IDS[:3], f"owner/Some-{name}")
+    assert any(f"it is a {method} draft" in line for line in command["notes"])
