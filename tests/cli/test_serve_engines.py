@@ -213,8 +213,10 @@ def test_an_engine_is_started_heard_and_stopped(pair: tuple[str, ...], tmp_path:
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("DFlash2-b8", "dflash2"), ("dflash-2", "dflash2"), ("DFlash-2B", "dflash")]
-    + [("DFlash-27B", "dflash"), ("DFlash-2.5B", "dflash"), ("EAGLE-3-LLaMA", "eagle3")],
+    [
+        *(("DFlash2-b8", "dflash2"), ("dflash-2", "dflash2"), ("DFlash-2B", "dflash")),
+        *(("DFlash-27B", "dflash"), ("DFlash-2.5B", "dflash"), ("EAGLE-3-LLaMA", "eagle3")),
+    ],
 )
 def test_a_size_in_a_drafts_name_is_no_version_of_its_method(name: str, method: str) -> None:
     command = printed("--engine", "vllm", *IDS[:3], f"owner/Some-{name}")
