@@ -99,6 +99,8 @@ def test_the_sentence_names_the_slower_part() -> None:
     draft = Report((), counted(0, 0, 0, 9), priced(verify=12.0, draft=8.0, committed=4.0)).sentence
     assert "block 8 should run at 2.00 times plain decoding" in draft
     assert "the slow part is the draft (8.0 of 10.0 ms" in draft
+    level = Report((), counted(0, 0, 0, 9), priced(verify=9.0, draft=0.0, committed=4.0)).sentence
+    assert "a round takes no longer than a plain step" in level and "slow part" not in level
 
 
 @pytest.mark.parametrize(

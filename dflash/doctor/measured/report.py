@@ -11,6 +11,7 @@ from dflash.doctor.measured.cost import Block, Cost
 from dflash.doctor.static.facts import Finding
 
 NOTHING, LITTLE = 1.1, 1.5  # committed per pass: below these, broken and weak
+LEAST_MS = 0.05  # what is shown as 0.0
 Verdict = Literal["ok", "weak", "broken"]
 
 
@@ -99,6 +100,8 @@ def _speed(cost: Cost) -> str:
 def _slow(block: Block, plain: Block) -> str:
     """The part that takes more of what a round costs beyond a plain step."""
     rows = max(0.0, block.verify_ms - plain.verify_ms)
+    if rows + block.draft_ms < LEAST_MS:
+        return "a round takes no longer than a plain step (is the machine busy?)"
     share = f"{max(rows, block.draft_ms):.1f} of {rows + block.draft_ms:.1f} ms"
     if block.draft_ms >= rows:
         return f"the slow part is the draft ({share} that a round adds to a plain step)"
