@@ -26,12 +26,16 @@ def hub_config(name: str) -> dict[str, Any]:
 
 
 def kept_config(name: str) -> dict[str, Any] | None:
-    """The same where the hub's cache has it, without asking; None where it does not."""
+    """The same where the hub's cache has it, without asking; None where it does not.
+
+    Raises DownloadError for what cannot be a hub id, CheckpointError.
+    """
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    kept = try_to_load_from_cache(name, "config.json")
+    with asking(name):  # an id that can be none
+        kept = try_to_load_from_cache(name, "config.json")
     return read_config(Path(kept)) if isinstance(kept, str) else None
 
 
@@ -46,7 +50,8 @@ def hub_file(name: str, file: str) -> Path:
     if not env.offline():
         with asking(name):
             return Path(hf_hub_download(name, file))
-    kept = try_to_load_from_cache(name, file)
+    with asking(name):
+        kept = try_to_load_from_cache(name, file)
     if not isinstance(kept, str):
         raise DownloadError(
             f"cannot fetch {name}: it is no local folder and not in the cache, and HF_HUB_OFFLINE "

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash.cluster.pair import Draft, draft_of, insist_on_model, make_plan, plan_of
+from dflash.cluster.pair import Draft, draft_of, insist_on_model, make_plan, plan_of, target_facts
 from dflash.cluster.plan import Method, Plan
 from dflash.config import MTP, NO_DRAFT, BlockSize
 from dflash.drafts.layers import ANY_DEPTH
@@ -28,11 +28,13 @@ _BLOCK = re.compile(r"-b([2-9]|[1-9]\d{1,2})\b")
 
 
 def plan_here(target: str, draft: str | None, block: BlockSize, **options: Any) -> Plan:
-    """`make_plan` as far as it goes without the hub. Raises as that does, but no DownloadError."""
+    """`make_plan` as far as it goes without the hub. Raises as that does."""
     away = [name for name in (target, draft) if name is not None and is_away(name)]
     if not away:
         return make_plan(target, draft, block, read=_kept, **options)
     unchecked = f"{' and '.join(away)}: not here, and --print asks no hub, so nothing was checked"
+    if target not in away:
+        target_facts(target, _kept)
     if draft is None or draft == NO_DRAFT:
         return Plan(target, notes=(unchecked,), **options)
     insist_on_model(draft)

@@ -221,3 +221,11 @@ def test_an_engine_is_started_heard_and_stopped(pair: tuple[str, ...], tmp_path:
 def test_a_size_in_a_drafts_name_is_no_version_of_its_method(name: str, method: str) -> None:
     command = printed("--engine", "vllm", *IDS[:3], f"owner/Some-{name}")
     assert any(f"it is a {method} draft" in line for line in command["notes"])
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize("target", ["", "nowhere", "/no/where", "own er/na me"])
+def test_a_target_that_can_be_none_is_said_also_where_the_draft_is_away(target: str) -> None:
+    found = run("serve", "--engine", "vllm", "--print", "--model", target, *IDS[2:])
+    assert found.code in (1, 2) and not found.out
+    assert found.err.startswith("error: ") and "fault of ours" not in found.err
