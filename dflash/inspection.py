@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash import env
 from dflash.config import NGRAM, NO_DRAFT, path_name, split_draft
@@ -44,6 +44,7 @@ class Inspection:
     facts: Mapping[str, Any] = field(default_factory=dict)
     fits: str = ""
     problem: str | None = None
+    block_size: int | None = None  # of a draft that has one, anchor included
     beside: str | None = None  # drafts together with it
 
     def to_json(self) -> dict[str, Any]:
@@ -90,6 +91,7 @@ def _ngram(name: str) -> Inspection:
             "agreement": f"{ngram.SHORTEST} tokens at least, {ngram.LONGEST} compared",
         },
         fits="any target",
+        block_size=ngram.BLOCK_SIZE,
     )
 
 
@@ -113,9 +115,7 @@ def _block(size: int) -> str:
 
 def _folder(name: str, config: Mapping[str, Any], dtypes: Counter[str]) -> Inspection:
     kind = kind_of(config)
-    facts, fits, problem = _target_facts(config)
-    if kind != "target":
-        facts, fits, problem = _draft_facts(config)
+    found = _target_facts(config) if kind == "target" else _draft_facts(config)
     return Inspection(
         name=name,
         kind="target" if kind == "target" else "draft",
@@ -123,13 +123,23 @@ def _folder(name: str, config: Mapping[str, Any], dtypes: Counter[str]) -> Inspe
         architecture=", ".join(config.get("architectures") or [config.get("model_type", "?")]),
         parameters=sum(dtypes.values()) or None,
         dtypes=dict(dtypes),
-        facts=facts if kind == "target" else {"method": kind, **facts},
-        fits=fits,
-        problem=problem,
+        facts=found.facts if kind == "target" else {"method": kind, **found.facts},
+        fits=found.fits,
+        problem=found.problem,
+        block_size=found.block_size,
     )
 
 
-def _target_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, None]:
+class _Found(NamedTuple):
+    """What configs and headers say, as `Inspection` has it."""
+
+    facts: dict[str, Any]
+    fits: str = ""
+    problem: str | None = None
+    block_size: int | None = None
+
+
+def _target_facts(config: Mapping[str, Any]) -> _Found:
     text = config.get("text_config", config)
     facts = {
         "layers": text.get("num_hidden_layers"),
@@ -140,7 +150,7 @@ def _target_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, None]
     return _with_fit(facts)
 
 
-def _with_fit(facts: dict[str, Any]) -> tuple[dict[str, Any], str, None]:
+def _with_fit(facts: dict[str, Any]) -> _Found:
     layers = facts["layers"]
     if isinstance(layers, int) and layers > DRAFT_LAYERS:
         facts["default taps"] = build_target_layer_ids(layers, DRAFT_LAYERS)
@@ -148,14 +158,14 @@ def _with_fit(facts: dict[str, Any]) -> tuple[dict[str, Any], str, None]:
         f"drafts trained for it: target width {facts['hidden size']}, taps below {layers}, "
         f"vocabulary {facts['vocabulary']}"
     )
-    return facts, fits, None
+    return _Found(facts, fits)
 
 
-def _draft_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, str | None]:
+def _draft_facts(config: Mapping[str, Any]) -> _Found:
     try:
         spec = read_spec(config)
     except CheckpointError as problem:
-        return {}, "", str(problem)
+        return _Found({}, problem=str(problem))
     facts = {
         "block size": _block(spec.block_size),
         "default block size": spec.default_block_size,
@@ -170,12 +180,12 @@ def _draft_facts(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, str | 
         "trained for": spec.target_name,
     }
     depth = spec.num_target_layers
-    return (
+    return _Found(
         {name: value for name, value in facts.items() if value is not None},
         f"a target of width {spec.target_hidden_size}, "
         f"{f'{depth} layers' if depth else f'at least {max(spec.taps) + 1} layers'}, "
         f"vocabulary {spec.vocab_size}",
-        None,
+        block_size=spec.block_size,
     )
 
 
@@ -236,7 +246,7 @@ def _only_gguf(folder: Path) -> Path:
 
 def _gguf(name: str, file: Path) -> Inspection:
     header = read_gguf(file)
-    facts, fits, wrong = _gguf_facts(header)
+    found = _gguf_facts(header)
     dtypes: Counter[str] = Counter()
     for tensor in header.tensors.values():
         dtypes[tensor.kind_name] += prod(tensor.shape)
@@ -247,13 +257,14 @@ def _gguf(name: str, file: Path) -> Inspection:
         architecture=header.architecture,
         parameters=sum(dtypes.values()),
         dtypes=dict(dtypes),
-        facts=facts,
-        fits=fits,
-        problem=wrong,
+        facts=found.facts,
+        fits=found.fits,
+        problem=found.problem,
+        block_size=found.block_size,
     )
 
 
-def _gguf_facts(header: Header) -> tuple[dict[str, Any], str, str | None]:
+def _gguf_facts(header: Header) -> _Found:
     if header.architecture in DRAFTS:
         return _sidecar_facts(header)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
@@ -266,16 +277,16 @@ def _gguf_facts(header: Header) -> tuple[dict[str, Any], str, str | None]:
     return _with_fit(facts)
 
 
-def _sidecar_facts(header: Header) -> tuple[dict[str, Any], str, str | None]:
+def _sidecar_facts(header: Header) -> _Found:
     from dflash.convert.gguf import config_of
 
     try:
         config = config_of(header)
     except CheckpointError as problem:
-        return {}, "", str(problem)
-    facts, fits, wrong = _draft_facts(config)
+        return _Found({}, problem=str(problem))
+    found = _draft_facts(config)
     own = {"method": kind_of(config), "vocabulary": config.get("vocab_size")}
-    return {**own, **facts}, fits, wrong
+    return found._replace(facts={**own, **found.facts})
 
 
 def _hub(name: str) -> Inspection:

@@ -20,7 +20,7 @@ from dflash.drafts.kinds import READERS, kind_of
 from dflash.drafts.mtp import COUNTS, count_heads
 from dflash.drafts.spec import read_spec
 from dflash.errors import CheckpointError, ConfigError, PairError
-from dflash.inspection import hub_config, inspect
+from dflash.inspection import Inspection, hub_config, inspect
 
 Read = Callable[[str], Mapping[str, Any]]
 """From a hub id to its config.json."""
@@ -121,7 +121,7 @@ def look(name: str, target: TargetFacts, choice: Choice, read: Read = hub_config
             sidecar.check(target.name, name)
         if seen.problem is not None:
             raise CheckpointError(seen.problem)
-        return _look_gguf(seen.facts, seen.architecture, target)
+        return _look_gguf(seen, target)
     config, found = _config(name, read), draft_of(name, read, target.num_layers)
     if found.method not in READERS.names():
         return replace(found, findings=tuple(_sizes(Keys(flatten_speculators(config)), target)))
@@ -166,9 +166,10 @@ def _sizes(keys: Keys, target: TargetFacts) -> list[Finding]:
     ]
 
 
-def _look_gguf(facts: Mapping[str, Any], architecture: str, target: TargetFacts) -> Draft:
+def _look_gguf(seen: Inspection, target: TargetFacts) -> Draft:
     """llama.cpp ends the process for most of these faults, at the first request."""
-    method = _method(str(facts.get("method") or architecture), "the draft's file")
+    facts = seen.facts
+    method = _method(str(facts.get("method") or seen.architecture), "the draft's file")
     wrong = {}
     if facts.get("vocabulary") != target.embedding_rows:
         wrong["vocabulary"] = (
@@ -183,8 +184,7 @@ def _look_gguf(facts: Mapping[str, Any], architecture: str, target: TargetFacts)
     if method not in USUAL_BLOCK and facts.get("mask token id") is None:
         wrong["mask"] = "the draft's file names no mask token"
     findings = [Finding("error", check, message) for check, message in wrong.items()]
-    size = None if method in USUAL_BLOCK else facts.get("block size")
-    native = None if size is None else int(str(size).split()[0])  # "8 (1 anchor + 7 drafted)"
+    native = None if method in USUAL_BLOCK else seen.block_size
     return Draft(method, native, findings=tuple(findings))
 
 

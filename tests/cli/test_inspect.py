@@ -138,6 +138,7 @@ def test_a_gguf_draft_counts_layers_as_we_do(tmp_path):
     assert found.kind == "draft"
     assert found.facts["taps"] == [1, 4]
     assert found.facts["block size"] == "8 (1 anchor + 7 drafted)"
+    assert found.block_size == 8
     assert found.facts["mask token id"] == 2
     lacking = inspect(str(write_gguf(tmp_path / "e.gguf", "eagle3")))
     assert lacking.kind == "draft" and "lacks keys" in str(lacking.problem)
