@@ -18,7 +18,11 @@ T = TypeVar("T")
 
 
 class _Outcome(Generic[T]):
-    """What came of a call; as a context, it takes up what is raised in it."""
+    """What came of a call; as a context, it takes up what is raised in it.
+
+    Whatever that is, and though it is no door: nothing ends here, it is raised again in the thread
+    that waits. What was let go would end in this one, and the other have neither value nor reason.
+    """
 
     value: T
 
@@ -39,7 +43,8 @@ class _Outcome(Generic[T]):
 
 
 def apart(call: Callable[[], T]) -> T:
-    """What ``call()`` returns or raises; its thread, and the team of that, end before."""
+    """What ``call()`` returns or raises, be it what it may; its thread, and the team of that, end
+    before."""
     outcome = _Outcome[T]()
 
     def run() -> None:

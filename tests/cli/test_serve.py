@@ -51,12 +51,16 @@ def test_the_pair_is_loaded_in_a_thread_that_is_gone_when_it_is_served(
     assert not loader.is_alive()
 
 
-def test_what_goes_wrong_in_that_thread_is_heard() -> None:
-    def fail() -> None:
-        raise PairError("of two kinds")
+@pytest.mark.parametrize("kind", [PairError, ValueError, SystemExit])
+def test_what_goes_wrong_in_that_thread_is_heard(kind: type[BaseException]) -> None:
+    """Of whatever kind: a thread swallows SystemExit without a word."""
 
-    with pytest.raises(PairError, match="of two kinds"):
+    def fail() -> None:
+        raise kind("of two kinds")
+
+    with pytest.raises(kind, match="of two kinds") as caught:
         dflash.serve.apart(fail)
+    assert caught.traceback[-1].name == "fail"
 
 
 INTERRUPTED = """
