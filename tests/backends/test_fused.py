@@ -14,6 +14,7 @@ from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.forward import FusedForward, ModelForward, make_forward
 from dflash.backends.torch.fused import FusedLayer
 from dflash.backends.torch.load import LoadedTarget, load_target, wrap_target
+from dflash.backends.torch.pair import TorchPair
 
 from .tiny import LAYERS, save_target, tiny_target, tiny_tokenizer
 
@@ -79,6 +80,7 @@ def test_transformers_own_call_runs_fused_layers_as_well(tmp_path: Path) -> None
 def test_other_families_keep_their_layers_and_say_why(kind: str, why: str, tmp_path: Path) -> None:
     target = opened(tiny_target(kind), tmp_path)
     assert target.fused.layers == 0 and why in target.fused.reason
+    assert not TorchPair(target).warnings
     assert isinstance(make_forward(target.model), ModelForward)
 
 
@@ -91,6 +93,8 @@ def test_layers_that_would_compute_something_else_are_not_used(
     model = tiny_target("llama")
     target = opened(model, tmp_path)
     assert target.fused.layers == 0 and "other logits" in target.fused.reason
+    (note,) = TorchPair(target).warnings
+    assert "take longer" in note and torch.__version__ in note
     torch.testing.assert_close(logits(target.model)[0], logits(model)[0], atol=1e-4, rtol=1e-3)
 
 

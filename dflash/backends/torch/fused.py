@@ -38,6 +38,7 @@ class FuseReport:
 
     layers: int = 0
     reason: str = ""  # empty when layers were replaced
+    warning: str = ""  # for the user, where a reason should not be
 
 
 class FusedLayer(DecoderLayer):

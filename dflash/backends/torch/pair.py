@@ -36,7 +36,8 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         draft: LoadedDraft | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(target, draft, notes)
+        said = target.fused.warning
+        super().__init__(target, draft, (*notes, said) if said else notes)
         self._graphs: Graphs | None = None
         self._why_direct = ""
         self._no_trees: str | None = None

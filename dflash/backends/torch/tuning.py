@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+import transformers
 
 from dflash.backends.torch import checked
 from dflash.backends.torch.cache import make_cache
@@ -20,6 +21,10 @@ from dflash.backends.torch.packed import PackReport, joint_report, pack_model
 from dflash.backends.torch.reading import LOAD_ERRORS, FiniteCheck, explain
 
 ROWS, MORE = 9, 3  # of the check of fused layers: a prompt, then a few rows behind it
+UNFUSED = (
+    "the target's fused layers give other logits with transformers {} and torch {}, so its own run, "
+    "which take longer; please report this"
+)
 
 Opened: TypeAlias = tuple[Any, PackReport, FuseReport]
 
@@ -91,7 +96,8 @@ def tuned(source: Source) -> Opened:
     del model  # the weights are in the fused layers now: start again from the files
     model = _grouped(source)
     reason = "fused layers give other logits with this version of transformers"
-    return model, *_settle(model, source, FuseReport(reason=reason))
+    warning = UNFUSED.format(transformers.__version__, torch.__version__)
+    return model, *_settle(model, source, FuseReport(reason=reason, warning=warning))
 
 
 def _grouped(source: Source) -> Any:
