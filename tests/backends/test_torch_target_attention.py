@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dflash.backends.torch.attention import STACKED
+from dflash.backends.torch import attention
+from dflash.backends.torch.attention import STACKED, attend_rows, stacking_pays
 from dflash.backends.torch.grouped import group_attention, grouped_attention
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.core.types import Proposal, Request
@@ -74,3 +75,35 @@ def test_a_verify_pass_of_a_grouped_model_commits_the_same_tokens() -> None:
             out = out + verdict.tokens
         outputs.append(out)
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("rows", range(1, 17))
+def test_a_fused_layers_rows_see_the_same_stacked(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "stacking_pays", lambda *_: True)
+    generator = torch.Generator().manual_seed(rows)
+    for length in (16, 100, 511, 512, 513, 1500):
+        query = torch.randn(1, rows, 9, 64, generator=generator).transpose(1, 2)
+        key, value = torch.randn(2, 1, 3, length, 64, generator=generator)
+        bias = torch.full((rows, length), -torch.inf).triu_(length - rows + 1)
+        found = []
+        for long in (length, length + 1):
+            monkeypatch.setattr(attention, "LONG", long)
+            found.append(attend_rows(query, key, value, bias, 0.125))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "rows", "cores", "pays"),
+    [
+        *((9, 3, 8, 1, True), (9, 3, 8, 2, True), (9, 3, 16, 2, True), (9, 3, 8, 16, False)),
+        *((32, 8, 8, 8, True), (32, 8, 8, 16, False)),
+        *((8, 1, 4, 2, False), (8, 8, 8, 1, False)),
+    ],
+)
+def test_rows_are_stacked_where_that_leaves_no_core_idle(
+    heads: int, keys: int, rows: int, cores: int, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    assert stacking_pays(heads, keys, rows) is pays

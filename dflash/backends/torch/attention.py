@@ -1,19 +1,22 @@
 """Attention of a few rows with shared key heads, without copying the keys.
 
 Query heads that share a key head can be stacked as more rows of one head: the same products, and
-the cache is read once. Same results, as the rows are independent.
+the cache is read once. Same results within rounding, as the rows are independent.
 """
 
 from __future__ import annotations
 
 import threading
+from math import ceil
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 STACKED = "stacked_rows"  # its name in transformers, which takes "flash" in one for a library
-LONG = 4096  # keys from which a CPU, too, gains by stacked rows: it reads each once, not per head
+LONG = 1024  # keys from which a CPU, too, gains by stacked rows: it reads each once, not per head
+GAIN = 0.8  # of the time by heads that the same rows take stacked, on one core, from there on
+SLICE = 32  # rows of a head that torch's kernel gives to a core at once
 MOST_ROWS = 32  # beyond, the products are large and the copies no longer matter
 
 
@@ -28,7 +31,8 @@ def attend_rows(
     """``[n, nh * D]``: a few rows over keys and values."""
     _, heads, rows, width = query.shape
     groups = stacked_groups(query, heads // key.shape[1])
-    if groups == 1 and key.shape[2] >= LONG and 1 < rows <= MOST_ROWS:
+    few = 1 < rows <= MOST_ROWS
+    if groups == 1 and few and key.shape[2] >= LONG and stacking_pays(heads, key.shape[1], rows):
         return _attend_long(query, key, value, bias, scaling)
     if groups == 1 or rows > MOST_ROWS:
         mixed = F.scaled_dot_product_attention(
@@ -45,6 +49,14 @@ def attend_rows(
     stacked = stacked.transpose(0, 1).flatten(1, 2)[None]
     mixed = F.scaled_dot_product_attention(stacked, key, value, attn_mask=bias, scale=scaling)
     return mixed[0].view(-1, rows, groups, width).transpose(0, 1).flatten(1)
+
+
+def stacking_pays(heads: int, keys: int, rows: int) -> bool:
+    """Whether the cores are sooner done with stacked rows: these are fewer, larger parts."""
+    cores, stacked = torch.get_num_threads(), heads // keys * rows
+    slices = ceil(stacked / SLICE)
+    longest = ceil(keys * slices / cores) * stacked / slices  # rows of the core with the most
+    return heads > keys and GAIN * longest <= ceil(heads / cores) * rows
 
 
 def _attend_long(
@@ -84,7 +96,7 @@ def stacked_groups(like: Tensor, groups: int) -> int:
 
     None on a CPU, whose product shares key heads by itself and spreads query heads over the cores.
     """
-    return 1 if like.device.type == "cpu" else groups
+    return 1 if like.is_cpu else groups
 
 
 class _Last(threading.local):

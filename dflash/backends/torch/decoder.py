@@ -28,7 +28,8 @@ from dflash.backends.torch.packed import least_rows
 from dflash.backends.torch.products import Plus
 from dflash.backends.torch.slots import FixedSlot, Slot
 
-WIDE = (torch.float32, torch.float64)  # numbers wide enough to be turned where they lie
+WIDE = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+"""Numbers wide enough to be turned where they lie, and what two of them are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,6 @@ class DecoderLayer(nn.Module):
         self.queries = attention.q_proj.out_features // self.head_dim
         self.keys = attention.k_proj.out_features // self.head_dim
         self.turned = self.queries + self.keys  # heads that are rotated, the first ones
-        self.sizes = (self.queries, 2 * self.keys)
         self.qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         for part in (self.qkv.weight, self.qkv.bias):
             if part is not None:
@@ -75,49 +75,56 @@ class DecoderLayer(nn.Module):
     def rows(
         self,
         x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
-        turns: Tensor,  # as many rows, [n, heads, D/2] complex, see `widened`
+        turns: Tensor,  # as many rows, [n, heads * D/2] complex, see `widened`
         bias: Tensor | None,  # added to scores, see `attention.attend_rows`
         slot: Slot | FixedSlot,
     ) -> Tensor:  # [n, H]
         """The layer on the rows behind one sequence, with nothing around it."""
         count, rows = x.shape[0], slot.rows
-        heads = rotate_(self.joint(x), turns).unsqueeze(0).transpose(1, 2)
-        if rows < count:
-            heads = heads.narrow(2, 0, rows)
-        query, new = torch.split_with_sizes(heads, self.sizes, 1)
+        query, new = self.parted(rotate_(self.joint(x), turns), rows)
         slot.put(new)
         mixed = attend_rows(query, slot.keys, slot.values, bias, self.scaling, self.is_causal)
         if rows < count:
             mixed = F.pad(mixed, (0, 0, 0, count - rows))
         return self.rest(x, mixed)
 
+    def parted(self, heads: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Of heads [n, heads * D] the first ``rows``: queries [1, nh, n, D]; keys, then values.
+
+        Each in one call, where a view, a transposition, a cut and a split are four.
+        """
+        width, size, first = self.head_dim, heads.shape[1], heads.storage_offset()
+        steps = (0, width, size, 1)
+        query = heads.as_strided((1, self.queries, rows, width), steps, first)
+        behind = first + self.queries * width
+        return query, heads.as_strided((1, 2 * self.keys, rows, width), steps, behind)
+
     def rest(self, x: Tensor, mixed: Tensor) -> Tensor:
         """What follows on attention's result [.., nh * D]."""
-        _, out, gated, down, _, norm, *_ = self._parts
+        _, out, gated, down, _, norm, _ = self._parts
         x = out(mixed, x)
         result: Tensor = down(gated(norm(x)), x)
         return result
 
     def joint(self, x: Tensor) -> Tensor:
-        """Rows [.., n, H] to heads [.., n, heads, D], normed where the family does."""
-        parts = self._parts or self._at_hand()
-        heads: Tensor = parts[0](parts[4](x)).view(*x.shape[:-1], -1, self.head_dim)
-        if self.head_norm is not None:
-            both = heads.narrow(-2, 0, self.turned)
-            both.copy_(parts[6](both))
+        """Rows [.., n, H] to heads [.., n, heads * D], normed where the family does."""
+        product, _, _, _, norm, _, even = self._parts or self._at_hand()
+        heads: Tensor = product(norm(x))
+        if even is not None:
+            both = heads.view(*x.shape[:-1], -1, self.head_dim).narrow(-2, 0, self.turned)
+            both.copy_(even(both))
         return heads
 
     def _at_hand(self) -> tuple[Any, ...]:
         """What every call needs, as plain attributes: a module's own are looked up slowly."""
-        norms = [self.input_layernorm.weight, self.post_attention_layernorm.weight]
-        if self.head_norm is not None:
-            norms.append(self.head_norm)
+        norms = (self.input_layernorm.weight, self.post_attention_layernorm.weight)
         self._parts = (
             multiply_of(self.qkv),
             plus_of(self.o_proj),
             multiply_of(self.gate_up),
             plus_of(self.down_proj),
             *(norm_of(weight, self.eps) for weight in norms),
+            None if self.head_norm is None else norm_of(self.head_norm, self.eps),
         )
         return self._parts
 
@@ -161,19 +168,19 @@ def plus_of(part: Any) -> Plus:
 
 def widened(turns: Tensor, turning: int, still: int) -> Tensor:
     """Turns [.., 1, D/2] of a row for each of its heads, the last ``still`` of which stay as they
-    are: [.., heads, D/2], so that a layer turns all at once, in memory that lies as they do."""
+    are: [.., heads * D/2], so that a layer turns all at once, in memory that lies as they do."""
     *outer, _, half = turns.shape
     turned = turns.expand(*outer, turning, half)
-    return torch.cat((turned, turns.new_ones((*outer, still, half))), dim=-2)
+    return torch.cat((turned, turns.new_ones((*outer, still, half))), dim=-2).flatten(-2)
 
 
 def rotate_(heads: Tensor, turns: Tensor) -> Tensor:
-    """Heads [.., n, h, D], halves interleaved, turned by [.., n, h, D/2].
+    """Heads [.., h * D], halves interleaved, turned by [.., h * D/2].
 
     In place where the numbers are wide enough.
     """
     wide = heads if heads.dtype in WIDE else heads.float()
-    torch.view_as_complex(wide.view(*heads.shape[:-1], -1, 2)).mul_(turns)
+    wide.view(WIDE[wide.dtype]).mul_(turns)
     return wide if wide is heads else wide.to(heads.dtype)
 
 

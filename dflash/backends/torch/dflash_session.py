@@ -185,12 +185,12 @@ class DFlashSession:
         for part in self._queue:
             for features in torch.split(part, CHUNK):
                 rows = features.shape[0]
-                places = self._absorbed + torch.arange(rows, device=weight.device)
                 fitted = features if self._tables.fit is None else self._tables.fit(features)
                 if self._fused is not None:
                     self._fused.absorb(self._caches[0], fitted.to(weight), self._absorbed)
                     self._absorbed += rows
                     continue
+                places = self._absorbed + torch.arange(rows, device=weight.device)
                 context = self._model.fuse(fitted[None].to(weight))
                 for cache, (key, value) in zip(
                     self._caches, self._model.context_kv(context, places), strict=True
@@ -209,16 +209,16 @@ class DFlashSession:
         if found is not None:
             return found
         self._absorb()
-        device = self._model.norm.weight.device
-        positions = start + torch.arange(rows, device=device)
-        noise, masks = self._noise(rows), self._masks(start, positions)
+        noise, masks = self._noise(rows), self._masks(start, rows)
         if self._fused is not None:
             hidden = self._fused.block(self._caches[0], noise[0], start, masks[0])
         else:
+            positions = start + torch.arange(rows, device=noise.device)
             hidden = self._model.block(noise, positions, self._caches, masks)[0]
         if self._blocks is not None:
             self._blocks.wrote(start + rows)
-        return States(hidden[1:], self._logits(hidden[1:]), hidden.isfinite().all())
+        drafted = hidden[1:]
+        return States(drafted, self._logits(drafted), hidden.isfinite().all())
 
     def _replayed(self, rows: int) -> States | None:
         """The same from a recorded pass, if there is one or can be."""
@@ -240,20 +240,20 @@ class DFlashSession:
         noise = torch.cat((embed[self._tokens[-1]][None], row.to(embed).expand(rows - 1, -1)))
         return (noise * self._tables.scale)[None].to(self._model.norm.weight)
 
-    def _masks(self, start: int, positions: Tensor) -> list[Tensor | None]:
+    def _masks(self, start: int, rows: int) -> list[Tensor | None]:
         """One mask a cache; None where every row sees everything."""
-        spec, made = self._model.spec, {}
+        spec, made, device = self._model.spec, {}, self._model.norm.weight.device
         masks: list[Tensor | None] = []
         for cache, kind, causal in zip(self._caches, spec.layer_types, spec.causal, strict=False):
             window = spec.sliding_window if kind == "sliding_attention" else None
-            reach = cache.seen + positions.shape[0]
+            reach = cache.seen + rows
             if not causal and (window is None or reach <= window):
                 masks.append(None)
                 continue
             key = (causal, window, cache.seen)
             if key not in made:
-                keys = start - cache.seen + torch.arange(reach, device=positions.device)
-                made[key] = block_mask(positions, keys, causal=causal, window=window)
+                keys = start - cache.seen + torch.arange(reach, device=device)
+                made[key] = block_mask(keys[-rows:], keys, causal=causal, window=window)
             masks.append(made[key])
         return masks
 

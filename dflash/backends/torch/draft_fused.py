@@ -79,12 +79,13 @@ class FusedDraft:
     def context(self, features: Tensor, turns: Tensor) -> Tensor:
         """Keys, then values [L, 2 * nkv, n, D] of features [n, M*Ht] with turns [n, 1, D/2]."""
         count, first = features.shape[0], self._stack.first
-        turns = widened(turns, first.keys, first.keys)
-        heads = self._kv(self._norm_fused(self._fc(features)))
-        heads = heads.view(count, -1, 2 * first.keys, first.head_dim)  # [n, L, ..]
+        turns = widened(turns, first.keys, first.keys)[:, None]
+        rows = self._kv(self._norm_fused(self._fc(features)))
+        rows = rows.view(count, len(self._stack.layers), -1)
+        heads = rows.view(*rows.shape[:2], -1, first.head_dim)  # [n, L, 2 * nkv, D]
         keys = heads.narrow(2, 0, first.keys)
         keys.copy_(self._norm_keys(keys))
-        return rotate_(heads, turns[:, None]).permute(1, 2, 0, 3)
+        return rotate_(rows, turns).view(heads.shape).permute(1, 2, 0, 3)
 
     def block(self, cache: LayerCache, noise: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Final states [R, H] of block rows [R, H] from position ``start`` on.

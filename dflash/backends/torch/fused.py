@@ -66,7 +66,8 @@ class FusedLayer(DecoderLayer):
         held = options.get("cache", options.get("past_key_values"))
         turns = widened(position_embeddings, self.turned, self.keys)
         heads = rotate_(self.joint(hidden_states), turns)
-        parts = torch.split(heads.transpose(1, 2), [self.queries, self.keys, self.keys], dim=1)
+        heads = heads.view(*hidden_states.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        parts = torch.split(heads, [self.queries, self.keys, self.keys], dim=1)
         query, key, value = parts
         if held is not None:
             key, value = held.update(key, value, self.layer_idx)

@@ -60,10 +60,10 @@ def _float16(weight: Tensor) -> Multiply:
 
 def _bfloat16(weight: Tensor) -> Multiply:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), 8)
+    product = torch.ops.mkldnn._linear_pointwise.default  # which one it is, found out once
 
     def multiply(x: Tensor) -> Tensor:
-        wide = x.bfloat16()
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(wide, packed, None, "none", [], "")
+        y: Tensor = product(x.bfloat16(), packed, None, "none", [], "")
         return y.to(x.dtype)
 
     return multiply

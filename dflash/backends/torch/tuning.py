@@ -22,8 +22,8 @@ from dflash.backends.torch.reading import LOAD_ERRORS, FiniteCheck, explain
 
 ROWS, MORE = 9, 3  # of the check of fused layers: a prompt, then a few rows behind it
 UNFUSED = (
-    "the target's fused layers give other logits with transformers {} and torch {}, so its own run, "
-    "which take longer; please report this"
+    "the target's fused layers give other logits with transformers {} and torch {}, so its own "
+    "run, which take longer; please report this"
 )
 
 Opened: TypeAlias = tuple[Any, PackReport, FuseReport]
