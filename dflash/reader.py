@@ -27,46 +27,50 @@ class Reader:
 
     def read(self, step: Step, state: str | None = None) -> tuple[Step, Chunk]:
         """The step cut at a stop string, and what it adds to the text, with the policy's state."""
+        text, drafts, kept = self._text, step.accepted, 0
         pieces: list[Piece] = []
-        kept = 0
-        for source, ids in self._runs(step):
-            self._text.watching = self._early < len(ids)
+        for source, ids in self._runs(step.tokens, drafts):
+            text.watching = self._early < len(ids)
             self._early -= len(ids)
-            pieces.append(Piece(self._text.push(ids), source))
+            pieces.append(Piece(text.push(ids), source))
             kept += len(ids)
-            if self._text.stopped:
+            if text.stopped:
                 step = replace(step, tokens=step.tokens[:kept], finish=Finish.STOP)
                 break
-        if step.finish is not None and not self._text.stopped:
-            pieces.append(Piece(self._text.finish(), pieces[-1].source if pieces else "target"))
-            if self._text.stopped:  # what was held back completed a stop string
+        if step.finish is not None and not text.stopped:
+            pieces.append(Piece(text.finish(), pieces[-1].source if pieces else "target"))
+            if text.stopped:  # what was held back completed a stop string
                 step = replace(step, finish=Finish.STOP)
-        return step, _chunk(step, pieces, state)
+        return step, _chunk(step, min(drafts, kept), pieces, state)
 
-    def _runs(self, step: Step) -> list[tuple[Source, list[int]]]:
-        drafts, own = step.tokens[: step.accepted], step.tokens[step.accepted :]
-        parts: list[tuple[Source, list[int]]] = [("draft", drafts), ("target", own)]
+    def _runs(self, tokens: list[int], drafts: int) -> list[tuple[Source, list[int]]]:
+        """Tokens of one source each, of which ``drafts`` come from the draft."""
+        if not (drafts or self._single):
+            return [("target", tokens)] if tokens else []
+        drafted, own = tokens[:drafts], tokens[drafts:]
+        parts: list[tuple[Source, list[int]]] = [("draft", drafted), ("target", own)]
         if self._single:
             return [(source, [i]) for source, ids in parts for i in ids]
         return [part for part in parts if part[1]]
 
 
-def _chunk(step: Step, pieces: Sequence[Piece], state: str | None) -> Chunk:
+def _chunk(step: Step, drafts: int, pieces: list[Piece], state: str | None) -> Chunk:
+    """What ``step`` adds, of whose tokens ``drafts`` come from the draft."""
     merged = tuple([piece for piece in pieces if piece.text])
     if len(merged) > 1:
         merged = tuple(
             Piece("".join(piece.text for piece in group), source)
             for source, group in groupby(merged, key=lambda piece: piece.source)
         )
-    drafts, notes = step.accepted, step.verdict.notes
+    notes, tokens = step.verdict.notes, tuple(step.tokens)
     sources: list[Source] = ["draft"] * drafts
-    sources += ["target"] * (len(step.tokens) - drafts)
+    sources += ["target"] * (len(tokens) - drafts)
     return Chunk(
-        text="".join([piece.text for piece in merged]),
-        token_ids=tuple(step.tokens),
+        text=merged[0].text if len(merged) == 1 else "".join([piece.text for piece in merged]),
+        token_ids=tokens,
         sources=tuple(sources),
         pieces=merged,
         state=state,
-        logprobs=None if notes is None else tuple(notes[: len(step.tokens)]),
+        logprobs=None if notes is None else tuple(notes[: len(tokens)]),
         drafted=step.verdict.drafted,
     )

@@ -88,6 +88,8 @@ def verify(
         _insist_on_draft(engine, settings)
         comparison = _compare(engine, texts, settings, aloud=not json)
         audits = _sample(engine, texts[0], settings, samples) if sampling else []
+        if comparison.count("identical") < comparison.prompts:
+            _explain(engine)
     verdict = comparison.verdict if all(audit.passed for audit in audits) else BIASED
     if verdict == LOSSLESS and audits and not any(audit.freedom for audit in audits):
         verdict = UNTESTED
@@ -142,6 +144,16 @@ def _compare(
         if aloud:
             typer.echo(_line(outcome, engine))
     return Comparison(tuple(found))
+
+
+def _explain(engine: Engine) -> None:
+    """What the backend itself says of passes of several rows."""
+    from dflash.doctor.static.facts import ROUNDING
+    from dflash.verify.probe import probe_of
+
+    for finding in probe_of(engine.pair).findings():
+        if finding.check == ROUNDING:
+            note(finding.message)
 
 
 def _sample(

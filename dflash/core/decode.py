@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from dflash.core.protocols import DraftSession, Policy, TargetSession
-from dflash.core.types import PLAIN, Finish, Plan, Request, Step, Verdict
+from dflash.core.types import PLAIN, PLAIN_STEP, Finish, Plan, Request, Step, Verdict
 
 A = TypeVar("A")
 
@@ -35,7 +35,7 @@ def decode(
     for verdict in target.prefill(request, reuse):  # a chunk each; only the last has a token
         for draft in drafts:
             draft.commit(verdict, verdict.rows)
-        step = cut(verdict, Plan(), 0, request, left, clock() - start)
+        step = cut(verdict, PLAIN_STEP, 0, request, left, clock() - start)
         left -= len(step.tokens)
         yield step
         start = clock()  # the reader's time is not ours
@@ -57,8 +57,8 @@ def decode(
 def cut(verdict: Verdict[A], plan: Plan, rows: int, request: Request, left: int, ns: int) -> Step:
     """The step of ``verdict``: what fits in ``left`` tokens, ended by the first stop id."""
     tokens = verdict.tokens[:left]
-    ends = [place for place, token in enumerate(tokens, 1) if token in request.stop_ids]
-    if ends:
-        return Step(tokens[: ends[0]], plan, rows, verdict, ns, Finish.STOP)
+    if not request.stop_ids.isdisjoint(tokens):
+        end = next(place for place, token in enumerate(tokens, 1) if token in request.stop_ids)
+        return Step(tokens[:end], plan, rows, verdict, ns, Finish.STOP)
     full = len(tokens) == left and bool(verdict.tokens)  # a chunk of the prompt ends nothing
     return Step(tokens, plan, rows, verdict, ns, Finish.LENGTH if full else None)

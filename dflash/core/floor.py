@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dflash.core.policy import Fixed, State
 from dflash.core.profile import CostCurve
-from dflash.core.types import Outlook, Plan, Step
+from dflash.core.types import PLAIN_STEP, Outlook, Plan, Step
 
 WINDOW, LEAST = 32, 16  # drafted tokens that are judged; never fewer than LEAST
 WAIT, MOST_WAIT = 8, 128  # plain steps before a probe; doubled by each one in vain
@@ -42,9 +42,9 @@ class Floor:
     def plan(self, most: int, outlooks: Sequence[Outlook]) -> Plan:
         """The whole block, or a plain step."""
         if self._fresh and self._costs is not None and not self._costs.knows(0, 0):
-            return Plan()
+            return PLAIN_STEP
         if self.state is State.FALLBACK and self._plain_run < self._wait:
-            return Plan()
+            return PLAIN_STEP
         return self._fixed.plan(most, outlooks)
 
     def observe(self, step: Step) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from math import inf
 
 from dflash.core.profile import Profile, Survival
-from dflash.core.types import Outlook, Plan, Step
+from dflash.core.types import PLAIN_STEP, Outlook, Plan, Step
 
 
 class Fixed:
@@ -27,7 +27,7 @@ class Fixed:
             rows = min(self._rows, most, outlook.most)
             if rows >= outlook.least:
                 return Plan(draft, max(rows, min(self._tree, outlook.tree)), rows)
-        return Plan()
+        return PLAIN_STEP
 
     def observe(self, step: Step) -> None:
         """Nothing to learn."""
@@ -38,7 +38,7 @@ class Off:
 
     def plan(self, most: int, outlooks: Sequence[Outlook]) -> Plan:  # noqa: ARG002 - the protocol
         """Never a draft."""
-        return Plan()
+        return PLAIN_STEP
 
     def observe(self, step: Step) -> None:
         """Nothing to learn."""
@@ -105,17 +105,17 @@ class Adaptive:
     def plan(self, most: int, outlooks: Sequence[Outlook]) -> Plan:
         """The best block by what is known now. Looks at nothing that was drawn."""
         self._rounds += 1
+        asked = [(outlook.most, outlook.grade) for outlook in outlooks]
+        if self._plain_run < self._rest and asked == self._asked:
+            return PLAIN_STEP  # no probe is due, and the drafts say what they said
         able = {d: min(o.most, most, self._most) for d, o in enumerate(outlooks)}
         able = {draft: rows for draft, rows in able.items() if rows >= outlooks[draft].least}
         if not able or self._costs.count(0, 0) < _MEASURED:
-            return Plan()  # the first steps of a pair measure plain decoding
-        asked = [(outlook.most, outlook.grade) for outlook in outlooks]
-        if self._plain_run < self._rest and asked == self._asked:
-            return Plan()  # no probe is due, and the drafts say what they said
+            return PLAIN_STEP  # the first steps of a pair measure plain decoding
         self._asked = asked
         draft, rows = self._unmeasured(able, outlooks) or self._best(able, outlooks)
         if rows == 0:
-            return Plan()
+            return PLAIN_STEP
         self._outlook = outlooks[draft]
         return Plan(draft, rows, min(rows, able[draft]))
 
@@ -133,8 +133,7 @@ class Adaptive:
             if step.plan.rows:
                 self._lose(step)
             self._plain_run += 1
-        if self._costs.knows(0, 0):
-            self._worth += len(step.tokens) * self._costs.plain()
+        self._worth += len(step.tokens) * self._costs.plain_ns
         if step.finish is not None:
             self.state = State.DONE
 

@@ -29,16 +29,23 @@ class CostCurve:
         """Nothing is known."""
         self._samples: dict[tuple[int, int], deque[float]] = {}
         self._points: dict[int, dict[int, float]] = {}  # draft -> rows -> ns
-        self._curves: dict[int, list[float]] = {}  # draft -> ns by rows, until something is added
+        self._curves: dict[int, list[float]] = {}  # draft -> ns by rows, until a point moves
+        self.plain_ns = 0.0  # of a plain step; 0 until one was measured
 
     def add(self, draft: int, rows: int, ns: float) -> None:
         """One round; 0 rows is a plain step, whatever the draft. Less than a nanosecond is one."""
         key = (draft if rows else PLAIN, rows)
-        samples = self._samples.setdefault(key, deque(maxlen=_SAMPLES))
+        samples = self._samples.get(key)
+        if samples is None:
+            samples = self._samples[key] = deque(maxlen=_SAMPLES)
         samples.append(max(1.0, ns))
         typical = sorted(samples)[len(samples) // 2 if len(samples) > 2 else 0]
-        self._points.setdefault(key[0], {})[rows] = typical
-        self._curves.clear()
+        points = self._points.setdefault(key[0], {})
+        if points.get(rows) != typical:
+            points[rows] = typical
+            self._curves.clear()
+            if not rows:
+                self.plain_ns = typical
 
     def knows(self, draft: int, rows: int) -> bool:
         """Whether a round of this size was measured."""

@@ -102,25 +102,32 @@ class Recorder:
             return
         self._rounds += 1
         self._committed += len(step.tokens)
-        self._drafted += step.verdict.drafted
-        self._accepted += step.accepted
         self._ns += step.ns
-        self._count_share(step)
-        self._count_depth(min(step.verdict.drafted, step.plan.depth), step.accepted)
         self._sizes[step.rows + 1] += 1
+        if step.rows:
+            self._count_share(step)
         if step.verdict.drafted:
-            self._drafting += 1
-            most = min(step.verdict.drafted, step.plan.depth)
-            self._rollbacks += len(step.verdict.path) < most
-            self._shares_kept += step.accepted / step.verdict.drafted
+            self._count_drafts(step)
+        else:
+            self._count_depth(0, 0)
         draft, verify = step.verdict.ns
         if self._phases is None or min(draft, verify) < 0:
             self._phases = None  # one unknown round would make the sum a lie
         else:
             self._phases = (self._phases[0] + draft, self._phases[1] + verify)
 
+    def _count_drafts(self, step: Step) -> None:
+        drafted, accepted = step.verdict.drafted, step.accepted
+        most = min(drafted, step.plan.depth)
+        self._drafted += drafted
+        self._accepted += accepted
+        self._drafting += 1
+        self._rollbacks += len(step.verdict.path) < most
+        self._shares_kept += accepted / drafted
+        self._count_depth(most, accepted)
+
     def _count_share(self, step: Step) -> None:
-        if step.rows and step.plan.draft < len(self._shares):
+        if step.plan.draft < len(self._shares):
             share = self._shares[step.plan.draft]
             for place, more in enumerate((1, step.verdict.drafted, step.accepted)):
                 share[place] += more

@@ -66,6 +66,8 @@ class TextStream:
         self._whole = len(self._ids)
 
     def _release(self, fresh: str) -> str:
+        if not self._stop:
+            return fresh
         text = self._held + fresh
         stops = self._stop if self.watching else ()
         found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops]

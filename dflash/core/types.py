@@ -169,4 +169,5 @@ class Step:
         return min(len(self.verdict.path), len(self.tokens))
 
 
+PLAIN_STEP = Plan()
 PLAIN: Proposal[Any] = Proposal((), 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
-from collections import deque
 from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -94,7 +93,7 @@ STAGING: dict[str, tuple[str, list[Any], Any]] = {  # our name -> C++ symbol; ma
 
 
 class Library:
-    """The loaded library: every function above as a typed attribute, and what it logged."""
+    """The loaded library: every function above as a typed attribute, and its latest errors."""
 
     def __init__(self, path: Path, package: str, version: str) -> None:
         """``version`` of ``package`` brings it.
@@ -119,7 +118,6 @@ class Library:
                 "(dflash serve --engine llama-server)"
             )
         self._bind(check(self._handle, package, version))
-        self.lines: deque[str] = deque(maxlen=200)
         self.verbose = False
         self._log = _Log(self._take)  # the library keeps the pointer
         self.listen()
@@ -134,9 +132,8 @@ class Library:
     def listen(self) -> list[str]:
         """Errors that the library logs from here on, until the next call of this."""
         self.llama_log_set(self._log, None)  # the wheel's own server takes it away
-        self.lines.clear()
-        self._errors: list[str] = []
-        return self._errors
+        self.errors: list[str] = []
+        return self.errors
 
     def lacks(self) -> list[str]:
         """Symbols that drafts need to read states of the target, and that are not exported."""
@@ -175,9 +172,8 @@ class Library:
 
     def _take(self, level: int, text: bytes, _: Any) -> None:
         line = (text or b"").decode(errors="replace")
-        self.lines.append(line)
         if level == ERROR and line.strip():
-            self._errors.append(line.strip())
+            self.errors.append(line.strip())
         if self.verbose and level != DEBUG:  # those are by the thousand
             sys.stderr.write(line)
 

@@ -120,6 +120,8 @@ class Context:
         self._wanted = np.zeros(most, np.int8)
         self._ones = np.ones(most, np.int32)
         self._zero = np.zeros(1, np.int32)
+        # the same memory for a single row: a plain step is timed in microseconds
+        self._one = self._token.data, self._pos.data, self._wanted.data
         self._sequences = np.full(most, self._zero.ctypes.data, np.uintp)
         self._batch = Batch(0, self._token.ctypes.data, None, *self._places())
         self._rows = np.zeros((most, width), np.float32) if width else None
@@ -140,7 +142,7 @@ class Context:
         assert 0 < count <= self.most, f"{count} rows in one pass of at most {self.most}"
         assert outputs <= min(OUTPUTS, count), f"logits of {outputs} rows at once"
         if count == 1:
-            self._token[0] = tokens[0]
+            self._one[0][0] = tokens[0]
         else:
             self._token[:count] = tokens
         self._call(self._batch, count, start, outputs)
@@ -175,8 +177,9 @@ class Context:
         self, batch: Batch, count: int, start: int, outputs: int, compute: Any = None
     ) -> None:
         assert start + count <= self.size, FULL
-        if count == 1:  # a plain step is timed in microseconds, and so are slices
-            self._pos[0], self._wanted[0] = start, outputs
+        if count == 1:
+            _, pos, wanted = self._one
+            pos[0], wanted[0] = start, outputs
         else:
             self._pos[:count] = np.arange(start, start + count, dtype=np.int32)
             self._wanted[:count] = 0
@@ -186,7 +189,10 @@ class Context:
         batch.n_tokens = count
         if self.before_pass is not None:
             self.before_pass()
-        errors = self.library.listen()
+        if count > 1:  # whoever took the log away hardly did so between two single rows
+            self.library.listen()
+        errors = self.library.errors
+        errors.clear()
         status = (compute or self._decode)(self.handle, batch)
         if status != 0:
             raise OutOfMemory(f"llama.cpp's decode failed with status {status}: {_told(errors)}")

@@ -106,6 +106,12 @@ class GgufPair:
         return self._settings.threads
 
     @property
+    def why_rows_differ(self) -> str:
+        """As the settings say it; "" too where a GPU may compute."""
+        on_gpu = self._model.library.llama_supports_gpu_offload()
+        return "" if on_gpu else self._settings.why_rows_differ()
+
+    @property
     def sidecar(self) -> Sidecar | None:
         """The DFlash sidecar, if the draft is one."""
         return self.draft_file if isinstance(self.draft_file, Sidecar) else None

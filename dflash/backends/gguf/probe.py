@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash.doctor.static.facts import ROUNDING, Finding
+
 if TYPE_CHECKING:
     from dflash.backends.gguf.pair import GgufPair
-    from dflash.doctor.static.facts import Finding
 
 
 class GgufProbe:
@@ -48,8 +49,9 @@ class GgufProbe:
             context.close()
 
     def findings(self) -> list[Finding]:
-        """What the validator let pass has nothing to be said against it."""
-        return []
+        """What may part texts; what the validator let pass has nothing else to be said against."""
+        why = self._pair.why_rows_differ
+        return [Finding("note", ROUNDING, why)] if why else []
 
     def variant(self, **changes: Any) -> GgufPair:
         """A sidecar's spec is in its file."""

@@ -64,7 +64,7 @@ class QueuedDraft(ABC):
         """A full block as soon as there is an anchor; ``lag`` is the queue's rows."""
         ready = len(self._tokens) == self._held() + 1
         most, least = self._limits.most if ready else 0, max(1, self._limits.n_min)
-        return Outlook(most, lag=self._held() - self._absorbed, least=least)
+        return Outlook(most, lag=self._queued, least=least)
 
     def propose(self, plan: Plan) -> Proposal[Array]:
         """A token of each row, as the request draws them; catching up is part of it."""
@@ -86,11 +86,12 @@ class QueuedDraft(ABC):
         """Queue the first ``rows`` feature rows and tokens of ``verdict``."""
         if not rows:
             return
-        assert verdict.features is not None, "the target captures no features"
-        self._queue.append(verdict.features[:rows])
+        features = verdict.features
+        assert features is not None, "the target captures no features"
+        self._queue.append(features if len(features) == rows else features[:rows])
         self._queued += rows
         self._tokens += verdict.tokens[:rows]
-        if self._queued * self._queue[-1][0].nbytes > QUEUE_BYTES:
+        if self._queued * features.nbytes > QUEUE_BYTES * len(features):
             self._absorb(self._held() - self._newest)
 
     def fork(self) -> Self:

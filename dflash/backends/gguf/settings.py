@@ -11,6 +11,7 @@ from dflash.backends.gguf.native import Model
 from dflash.config import LoadConfig
 from dflash.gguf_options import CACHE_TYPES, FLASH, gpu_layers
 
+SPLIT = {"f16", "f32"}  # cached in these, which both come to f16, keys are divided among threads
 ROOM = 32  # cache rows past the capacity: one block may be written there and rolled back
 
 
@@ -52,6 +53,26 @@ class Settings:
         params.type_k = CACHE_TYPES[options.draft_type_k or options.type_k]
         params.type_v = CACHE_TYPES[options.draft_type_v or options.type_v]
         return params
+
+    def why_rows_differ(self) -> str:
+        """Why one row and several may round differently on this CPU; "" = no setting makes them.
+
+        llama.cpp divides the keys of a single row among threads where keys and values are f16,
+        from 512 places of the cache on, and those of several rows never.
+        """
+        options = self.options
+        if options.flash_attn == "off":
+            return (
+                "without flash attention llama.cpp multiplies one row by cached values otherwise "
+                "than several, so texts may part at near-ties: leave --flash-attn off out"
+            )
+        if self.threads > 1 and {options.type_k, options.type_v} <= SPLIT:
+            return (
+                f"past 256 tokens llama.cpp adds up a single row's attention in {self.threads} "
+                "parts, one a thread, and that of several rows in one, so texts may part at "
+                "near-ties: --cache-type-v bf16 or --threads 1 rules that out"
+            )
+        return ""
 
     def _model(self, file: Path, asked: Any, heads: bool) -> Model:
         layers = 0 if self._on_cpu else gpu_layers("n_gpu_layers", asked)

@@ -74,7 +74,9 @@ class GgufTarget:
         """Judge anchor and drafts in one pass; features are those of the rows that stay."""
         assert proposal.parents is None, "this target verifies chains"
         began = time.perf_counter_ns()
-        drafted = [int(token) for token in proposal.tokens[: proposal.rows]]
+        drafted = (
+            [int(token) for token in proposal.tokens[: proposal.rows]] if proposal.rows else []
+        )
         self._run([self._tokens[-1], *drafted], outputs=len(drafted) + 1)
         ruling = self._judge(len(drafted) + 1, drafted, proposal.q)
         draft_ns = 0 if not drafted else proposal.meta if isinstance(proposal.meta, int) else -1
@@ -95,7 +97,8 @@ class GgufTarget:
         assert 1 <= kept <= len(self._verdict.tokens), f"kept {kept} is not in the verdict"
         self._say(self._verdict.tokens[:kept])
         self._verdict = None
-        self._rewind(len(self._tokens) - 1)
+        if self._cached != len(self._tokens) - 1:
+            self._rewind(len(self._tokens) - 1)
 
     def fork(self) -> GgufTarget:
         """An independent session with a copy of the cache."""

@@ -8,6 +8,9 @@ from typing import Literal, TypeAlias
 
 from dflash.drafts.spec import DraftSpec
 
+ROUNDING = "rounding"
+"""The check that says why passes of one row and of several may round differently."""
+
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
