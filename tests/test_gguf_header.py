@@ -69,3 +69,14 @@ def test_texts_that_go_past_the_end_are_one_error(tmp_path: Path) -> None:
     (tmp_path / "cut.gguf").write_bytes(whole[: whole.index(b"x" * 40) + 9])
     with pytest.raises(CheckpointError, match="damaged or incomplete"):
         read_header(tmp_path / "cut.gguf")
+
+
+def test_an_alignment_of_nothing_is_damage(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.gguf", TEXTS).read_bytes()
+    key, kind, value = b"general.alignment", (4).to_bytes(4, "little"), bytes(4)
+    more = len(key).to_bytes(8, "little") + key + kind + value
+    keys = int.from_bytes(whole[16:24], "little") + 1
+    changed = whole[:16] + keys.to_bytes(8, "little") + more + whole[24:]
+    (tmp_path / "b.gguf").write_bytes(changed)
+    with pytest.raises(CheckpointError, match="damaged or incomplete .general.alignment 0."):
+        read_header(tmp_path / "b.gguf")

@@ -20,6 +20,8 @@ class Fixed:
         """
         assert block_size >= 1, f"a block has at least its anchor, got {block_size}"
         self._rows, self._tree = block_size - 1, tree
+        self.fallback_rounds = 0
+        self.fallback_reason: str | None = None  # of rounds for which the whole block is too short
 
     def plan(self, most: int, outlooks: Sequence[Outlook]) -> Plan:
         """The first draft that can propose, as deep as block, draft and output allow."""
@@ -27,6 +29,12 @@ class Fixed:
             rows = min(self._rows, most, outlook.most)
             if rows >= outlook.least:
                 return Plan(draft, max(rows, min(self._tree, outlook.tree)), rows)
+            if self._rows < outlook.least <= outlook.most:
+                self.fallback_rounds += 1
+                self.fallback_reason = (
+                    f"a block of {self._rows + 1} has room for {self._rows} drafted tokens, and "
+                    f"draft_n_min wants {outlook.least}"
+                )
         return PLAIN_STEP
 
     def observe(self, step: Step) -> None:

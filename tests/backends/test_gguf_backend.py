@@ -282,10 +282,21 @@ def test_a_least_probability_shortens_blocks_and_a_least_length_drops_them(
             with Engine(pair(files, files[kind], **options)) as engine:
                 found = engine.generate(PROMPT, max_tokens=30, block_size=5)
             drafted.append(found.stats.drafted)
+        reason = found.stats.fallback_reason
         with Engine(pair(files, files[kind])) as engine:  # a request can ask for it, too
             found = engine.generate(PROMPT, max_tokens=30, block_size=5, draft_p_min=0.3)
         assert found.stats.drafted == drafted[1]
         assert drafted[0] > drafted[1] >= drafted[2] == drafted[3] == 0
+        assert "room for 4 drafted tokens, and draft_n_min wants 5" in str(reason)
+
+
+def test_a_least_probability_shortens_a_best_path_too(files: dict[str, Path]) -> None:
+    drafted = []
+    for least in (0.0, 0.3, 1.0):
+        with Engine(pair(files, files["v2"], draft_p_min=least)) as engine:
+            found = engine.generate(PROMPT, max_tokens=30, block_size=5, draft_path="best")
+        drafted.append(found.stats.drafted)
+    assert drafted[0] > drafted[1] >= drafted[2] == 0
 
 
 def test_a_least_length_that_no_draft_reaches_is_an_error(files: dict[str, Path]) -> None:

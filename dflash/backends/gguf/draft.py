@@ -71,7 +71,7 @@ class GgufDraft(QueuedDraft):
         )
         lattice = found[1:, : top + top * top].astype(np.float64)
         if self._request.sampling.draft_path == "best":
-            return Drafted(_likeliest(lattice, top))
+            return Drafted(_likeliest(lattice, top, self._least))
         choose, before = _Chooser(self._request, len(self._output())), 0
         tokens: list[int] = []
         q = np.zeros((rows, self._context.model.vocab_size)) if choose.keeps_q else None
@@ -88,8 +88,9 @@ class GgufDraft(QueuedDraft):
         return Drafted(tokens, None if q is None else q[: len(tokens)])
 
 
-def _likeliest(lattice: NDArray[np.float64], top: int) -> list[int]:
-    """Tokens of the path whose steps, each a distribution, multiply to the most (Viterbi).
+def _likeliest(lattice: NDArray[np.float64], top: int, least: float) -> list[int]:
+    """Tokens of the path whose steps, each a distribution, multiply to the most (Viterbi), up to
+    where no candidate has a probability of ``least``.
 
     A row of ``lattice`` holds ids [top] and scores [top, top]: after each candidate of the place
     before; the first place has one before it, the anchor.
@@ -104,7 +105,10 @@ def _likeliest(lattice: NDArray[np.float64], top: int) -> list[int]:
     places = [int(total.argmax())]
     for arrows in reversed(back):
         places.append(int(arrows[places[-1]]))
-    return [int(row[place]) for row, place in zip(lattice, reversed(places), strict=True)]
+    places.reverse()
+    sure = [np.exp(row[before].max()) for row, before in zip(scores, [0, *places], strict=False)]
+    kept = next((n for n, share in enumerate(sure) if share < least), len(places))
+    return [int(row[place]) for row, place in zip(lattice[:kept], places, strict=False)]
 
 
 class _Chooser:
