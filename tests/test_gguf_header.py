@@ -78,5 +78,5 @@ def test_an_alignment_of_nothing_is_damage(tmp_path: Path) -> None:
     keys = int.from_bytes(whole[16:24], "little") + 1
     changed = whole[:16] + keys.to_bytes(8, "little") + more + whole[24:]
     (tmp_path / "b.gguf").write_bytes(changed)
-    with pytest.raises(CheckpointError, match="damaged or incomplete .general.alignment 0."):
+    with pytest.raises(CheckpointError, match=r"incomplete \(general.alignment 0\)"):
         read_header(tmp_path / "b.gguf")
