@@ -17,6 +17,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -217,23 +218,31 @@ def transformers_ms(pair: Any, flags: Namespace) -> float:
     prompt = [place % pair.vocab_size for place in range(flags.context)]
     ids = torch.tensor([prompt], device=pair.target.device)
 
-    def spend(tokens: int) -> float:
-        start = time.perf_counter()
+    told: list[float] = []  # when the prompt was taken, then when each token was there
+
+    class Clock:
+        """A streamer; generate waits for each token anyway."""
+
+        def put(self, _: Any) -> None:
+            told.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    for tokens in (2, 2 + flags.rounds):  # the first warms up
+        told.clear()
         with torch.inference_mode():
-            made = model.generate(
+            model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 min_new_tokens=tokens,
                 max_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
+                streamer=Clock(),
             )
-            int(made[0, -1])
-        return 1e3 * (time.perf_counter() - start)
-
-    spend(2)
-    rounds: int = flags.rounds
-    return (spend(2 + rounds) - spend(2)) / rounds
+    steps = [1e3 * (after - before) for before, after in pairwise(told[1:])]
+    return median(steps)
 
 
 def measure(flags: Namespace) -> tuple[list[Line], dict[str, Any]]:

@@ -37,11 +37,11 @@ def test_every_command_that_opens_a_pair_has_them(name: str) -> None:
     ("flags", "words"),
     [
         (("--n-ctx", 64), "settings of llama.cpp are for the gguf backend"),
-        (("--draft-bits", 4), "draft_bits is for the mlx backend"),
-        (("--draft-bits", 5), "draft_bits must be 4 or 8, got 5"),
+        (("--draft-bits", 4), "--draft-bits is for the mlx backend"),
+        (("--draft-bits", 5), "--draft-bits must be 4 or 8, got 5"),
         (("--n-gpu-layers", "some"), '--n-gpu-layers must be a number of layers, "auto" or "all"'),
-        (("--cache-type-k", "f17"), "type_k must be one of f32"),
-        (("--flash-attn", "perhaps"), "flash_attn must be auto, on or off"),
+        (("--cache-type-k", "f17"), "--cache-type-k must be one of f32"),
+        (("--flash-attn", "perhaps"), "--flash-attn must be auto, on or off"),
     ],
 )
 def test_what_would_be_ignored_is_refused(flags: tuple[Any, ...], words: str) -> None:
