@@ -8,7 +8,7 @@ target is built to say token t + 1 after token t by a wide margin (its head is i
 on by a row, and its layers whisper), so that a script can say how many of a block's drafts are
 right: the draft runs in full, and its proposals are replaced on the device. Bounds are the bytes of
 target and draft read once at the measured bandwidth. Where CUDA graphs replay the passes, the same
-rounds are measured without them as well.
+rounds are measured without them as well, and with ``--compile`` compiled.
 """
 
 from __future__ import annotations
@@ -246,18 +246,22 @@ def transformers_ms(pair: Any, flags: Namespace) -> float:
 
 
 def measure(flags: Namespace) -> tuple[list[Line], dict[str, Any]]:
-    """All ways, plain decoding first; without CUDA graphs too, where there are any."""
+    """All ways, plain decoding first; without CUDA graphs and compiled too, where that goes."""
     pair = make_pair(flags)
     top, replayed = ceilings(pair), pair.replayed()
     lines = ours(pair, flags, top.bytes_per_second)
-    step = lines[0].round_ms
+    step, compiled = lines[0].round_ms, "not asked for"
     if not replayed.startswith("off"):
         pair.replay(False)
         lines += ours(pair, flags, top.bytes_per_second, ", no graphs", step)
+    if flags.compile:
+        pair.compile(not flags.no_cuda_graphs)
+        compiled = pair.compiled()
+        lines += ours(pair, flags, top.bytes_per_second, ", compiled", step)
     theirs = transformers_ms(pair, flags)
     lines.append(Line("transformers generate, our layers", 1.0, theirs, None, step / theirs))
     made = {"bytes_per_second": top.bytes_per_second, "flops_per_second": top.flops_per_second}
-    return lines, {**made, "cuda_graphs": replayed}
+    return lines, {**made, "cuda_graphs": replayed, "compiled": compiled}
 
 
 def ours(
@@ -307,10 +311,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--no-cuda-graphs", action="store_true", help="do not try them")
+    parser.add_argument("--compile", action="store_true", help="also with compiled passes")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     lines, top = measure(flags)
-    print(f"{table_of(lines)}\n\ncuda graphs: {top['cuda_graphs']}")
+    said = f"cuda graphs: {top['cuda_graphs']}; compiled: {top['compiled']}"
+    print(f"{table_of(lines)}\n\n{said}")
     found = [{**asdict(line), "efficiency": line.efficiency} for line in lines]
     out = flags.out or Path("runs/gpu.json")
     record.write(out, {"conditions": before, "ceilings": top, "lines": found})

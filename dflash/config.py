@@ -91,6 +91,8 @@ class LoadConfig:
             whatever ``dtype`` computes in; None = as ``dtype`` says (torch; on a CPU also where
             float16 is exact)
     cuda_graphs  replay passes of a few rows on CUDA, where a check at load finds them equal (torch)
+    compile  put the passes that can be replayed through torch's compiler first, on CUDA; takes
+            minutes once for each number of rows, and checks what it gets (torch)
     draft_dtype  float32 or bfloat16; None follows the target (bfloat16 where that is float16)
     draft_bits  4 or 8: quantise the draft's linear layers when it is loaded (mlx)
     taps    None = as the draft's config says; "auto" = the default formula where it says nothing;
@@ -122,6 +124,7 @@ class LoadConfig:
     mtp: bool = False
     weights: str | None = None
     cuda_graphs: bool = True
+    compile: bool = False
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
@@ -151,6 +154,7 @@ class LoadConfig:
         for name in ("pack_weights", "trust_remote_code", "profile", "force_dflash", "mtp"):
             switch(name, getattr(self, name))
         switch("cuda_graphs", self.cuda_graphs)
+        switch("compile", self.compile)
         set_fields(self, taps=_taps(self.taps))
         if not isinstance(self.gguf, GgufOptions):
             set_fields(self, gguf=from_options(GgufOptions, self.gguf))
@@ -175,6 +179,7 @@ class LoadOptions(TypedDict, total=False):
     mtp: bool
     weights: str | None
     cuda_graphs: bool
+    compile: bool
 
 
 C = TypeVar("C", LoadConfig, GenerateConfig, GgufOptions)

@@ -118,6 +118,7 @@ def _insist_on_home(config: LoadConfig, backend: str) -> None:
     given = {
         "draft_bits": ("mlx", config.draft_bits is not None),
         "weights": ("torch", config.weights is not None),
+        "compile": ("torch", config.compile),
         "gguf": ("gguf", config.gguf != GgufOptions()),
     }
     for name, (home, said) in given.items():

@@ -99,7 +99,7 @@ def test_options_have_the_documented_names() -> None:
         *("target", "draft", "backend", "device", "dtype", "draft_dtype"),
         *("draft_sliding_window_size", "draft_bits", "taps", "threads", "pack_weights"),
         "trust_remote_code",
-        *("profile", "force_dflash", "gguf", "mtp", "weights", "cuda_graphs"),
+        *("profile", "force_dflash", "gguf", "mtp", "weights", "cuda_graphs", "compile"),
     ]
     assert list(dflash.GenerateConfig.__dataclass_fields__) == [
         *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),

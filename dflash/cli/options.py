@@ -106,6 +106,10 @@ NoCudaGraphs = Annotated[
     bool,
     pair_option("--no-cuda-graphs", help="On CUDA, launch every kernel by itself (torch)."),
 ]
+Compile = Annotated[
+    bool,
+    pair_option("--compile", help="On CUDA, compile passes of a few rows first: minutes (torch)."),
+]
 NoMtp = Annotated[
     bool,
     pair_option("--no-mtp", help="Leave multi-token prediction heads inside the target unused."),
@@ -190,6 +194,7 @@ PAIR_FLAGS = Group(
         "threads": Flag(Threads),
         "trust_remote_code": Flag(TrustRemoteCode, False),
         "no_cuda_graphs": Flag(NoCudaGraphs, False),
+        "compile": Flag(Compile, False),
     }
 )
 """What every command that opens a pair takes."""

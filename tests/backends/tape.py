@@ -14,13 +14,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from dflash.backends.torch.compiled import attend
+
 
 class _Taking(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[tuple[Any, Any, Any, Any]] = []
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled passes run as they are, as they do while a GPU records."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.dflash.attend.default:
+            with self:  # a recording holds the kernels inside
+                return attend(*args)
         out = func(*args, **(kwargs or {}))
         self.steps.append((func, args, kwargs or {}, out))
         return out

@@ -148,6 +148,14 @@ def torch_graphs(folder: Path, ties: bool) -> Backend:
     return make_replayed(folder, ties)
 
 
+def torch_compiled(folder: Path, ties: bool) -> Backend:
+    """The same Llama with the passes of its rounds compiled, then replayed."""
+    pytest.importorskip("torch")
+    from tests.conformance.torch_backend import make_compiled
+
+    return make_compiled(folder, ties)
+
+
 def mlx(folder: Path, ties: bool) -> Backend:
     """The same Llama in MLX."""
     pytest.importorskip("mlx_lm")
@@ -169,6 +177,7 @@ MAKERS: dict[str, Callable[[Path, bool], Backend]] = {
     "gguf": gguf,
     "toy": toy,
     "torch": torch,
+    "torch-compiled": torch_compiled,
     "torch-graphs": torch_graphs,
     "torch-int8": torch_int8,
     "mlx": mlx,

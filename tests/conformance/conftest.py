@@ -19,6 +19,7 @@ SHALLOW = {
         "dflash.llama.Llama.create_chat_completion",
     ),
     "mlx": ("dflash.Engine.generate", "dflash.model_mlx.stream_generate"),
+    "torch-compiled": ("dflash.Engine.generate",),
     "torch-graphs": ("dflash.Engine.generate",),
     "torch-int8": ("dflash.Engine.generate",),
     "torch": (
@@ -51,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if entries is None:
         names = [name for name in names if name != "torch-int8"]  # the sessions are torch's
         if not metafunc.module.__name__.endswith("test_sessions"):
-            names = [name for name in names if name != "torch-graphs"]
+            names = [name for name in names if name not in ("torch-graphs", "torch-compiled")]
         metafunc.parametrize(place, names, indirect=True, scope="session")
         return
     pairs = [

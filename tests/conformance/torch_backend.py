@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from dflash.backends.torch import open_pair
+from dflash.backends.torch import open_pair, packed
+from dflash.backends.torch.compiled import TorchCompiler
 from dflash.backends.torch.graph_target import GraphForward
 from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.load import load_target
@@ -90,6 +92,23 @@ def make_replayed(folder: Path, ties: bool) -> Backend:
         pair = made.own()
         assert isinstance(pair, TorchPair)
         pair._graphs = Graphs(Tape())
+        return pair
+
+    return replace(made, own=own)
+
+
+def make_compiled(folder: Path, ties: bool) -> Backend:
+    """The same pair, unpacked as on a GPU, with its passes traced, compiled and replayed."""
+    with patch.object(packed, "_why_not", lambda *_: "as on a GPU"):
+        made = make(folder, ties)
+    assert isinstance(made.pair, TorchPair)
+    made.pair._graphs = Graphs(Tape(), TorchCompiler("eager"))
+
+    def own() -> TorchPair:
+        with patch.object(packed, "_why_not", lambda *_: "as on a GPU"):
+            pair = made.own()
+        assert isinstance(pair, TorchPair)
+        pair._graphs = Graphs(Tape(), TorchCompiler("eager"))
         return pair
 
     return replace(made, own=own)

@@ -26,7 +26,7 @@ from dflash.backends.torch.gated import GatedLinear
 from dflash.backends.torch.narrow import Multiply
 from dflash.backends.torch.packed import least_rows
 from dflash.backends.torch.products import Plus
-from dflash.backends.torch.slots import FixedSlot, Slot
+from dflash.backends.torch.slots import FixedSlot, OuterSlot, Slot
 
 WIDE = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 """Numbers wide enough to be turned where they lie, and what two of them are."""
@@ -77,16 +77,24 @@ class DecoderLayer(nn.Module):
         x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
         turns: Tensor,  # as many rows, [n, heads * D/2] complex, see `widened`
         bias: Tensor | None,  # added to scores, see `attention.attend_rows`
-        slot: Slot | FixedSlot,
+        slot: Slot | FixedSlot | OuterSlot,
     ) -> Tensor:  # [n, H]
         """The layer on the rows behind one sequence, with nothing around it."""
         count, rows = x.shape[0], slot.rows
-        query, new = self.parted(rotate_(self.joint(x), turns), rows)
-        slot.put(new)
-        mixed = attend_rows(query, slot.keys, slot.values, bias, self.scaling, self.is_causal)
+        heads = rotate_(self.joint(x), turns)
+        if isinstance(slot, OuterSlot):
+            mixed = slot.attend(heads.narrow(0, 0, rows))
+        else:
+            mixed = self.attend(heads, bias, slot)
         if rows < count:
             mixed = F.pad(mixed, (0, 0, 0, count - rows))
         return self.rest(x, mixed)
+
+    def attend(self, heads: Tensor, bias: Tensor | None, slot: Slot | FixedSlot) -> Tensor:
+        """Attention of turned rows [n, heads * D] to [n, nh * D]; their keys go into the cache."""
+        query, new = self.parted(heads, slot.rows)
+        slot.put(new)
+        return attend_rows(query, slot.keys, slot.values, bias, self.scaling, self.is_causal)
 
     def parted(self, heads: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Of heads [n, heads * D] the first ``rows``: queries [1, nh, n, D]; keys, then values.
@@ -143,7 +151,7 @@ class Stack:
         x: Tensor,  # [n, H], and perhaps rows behind them that are there for speed alone
         turns: Tensor,  # as many rows, [n, 1, D/2] complex
         bias: Tensor | None,
-        slots: Iterable[Slot | FixedSlot],
+        slots: Iterable[Slot | FixedSlot | OuterSlot],
         tap: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:  # as x
         """Normed states of the last layer; ``tap`` sees the state behind each layer."""
@@ -168,7 +176,15 @@ def plus_of(part: Any) -> Plus:
 
 def widened(turns: Tensor, turning: int, still: int) -> Tensor:
     """Turns [.., 1, D/2] of a row for each of its heads, the last ``still`` of which stay as they
-    are: [.., heads * D/2], so that a layer turns all at once, in memory that lies as they do."""
+    are: [.., heads * D/2], so that a layer turns all at once, in memory that lies as they do.
+
+    Or [.., 1, D/2, 2] to [.., heads * D/2, 2], where the complex numbers are pairs of real ones.
+    """
+    if not turns.is_complex():
+        turned = turns.expand(*turns.shape[:-3], turning, -1, -1)
+        ones = turns.new_ones((*turns.shape[:-3], still, turns.shape[-2]))
+        stays = torch.stack((ones, torch.zeros_like(ones)), dim=-1)
+        return torch.cat((turned, stays), dim=-3).flatten(-3, -2)
     *outer, _, half = turns.shape
     turned = turns.expand(*outer, turning, half)
     return torch.cat((turned, turns.new_ones((*outer, still, half))), dim=-2).flatten(-2)
@@ -177,9 +193,13 @@ def widened(turns: Tensor, turning: int, still: int) -> Tensor:
 def rotate_(heads: Tensor, turns: Tensor) -> Tensor:
     """Heads [.., h * D], halves interleaved, turned by [.., h * D/2].
 
-    In place where the numbers are wide enough.
+    In place where the numbers are wide enough; but not by pairs [.., h * D/2, 2] of real ones.
     """
     wide = heads if heads.dtype in WIDE else heads.float()
+    if not turns.is_complex():
+        (x, y), (c, s) = wide.view(*heads.shape[:-1], -1, 2).unbind(-1), turns.unbind(-1)
+        turned = torch.stack((x * c - y * s, x * s + y * c), dim=-1)
+        return turned.view(heads.shape).to(heads.dtype)
     wide.view(WIDE[wide.dtype]).mul_(turns)
     return wide if wide is heads else wide.to(heads.dtype)
 

@@ -30,7 +30,7 @@ from dflash.backends.torch.decoder import (
 from dflash.backends.torch.dflash import ACTIVATIONS, DFlashDraftModel, Layer, block_mask
 from dflash.backends.torch.draft_cache import LayerCache
 from dflash.backends.torch.places import Places
-from dflash.backends.torch.slots import FixedSlot, Slot
+from dflash.backends.torch.slots import FixedSlot, OuterSlot, Slot
 
 ROWS = 5  # of the check: context rows, and block rows
 
@@ -62,8 +62,8 @@ class FusedDraft:
         """``model``'s rotary embedding and taps are read now."""
         spec, like = model.spec, model.norm.weight
         context: Any = model.fused_context
-        self._stack = Stack(model.layers, like, spec.rms_norm_eps)  # type: ignore[arg-type]
-        first = self._stack.first
+        self.stack = Stack(model.layers, like, spec.rms_norm_eps)  # type: ignore[arg-type]
+        first = self.stack.first
         self._fc, self._kv = multiply_of(model.fc), multiply_of(context.kv)
         self._norm_fused = norm_of(model.hidden_norm.weight, spec.rms_norm_eps)
         self._norm_keys = norm_of(context.norms, spec.rms_norm_eps)
@@ -72,16 +72,16 @@ class FusedDraft:
 
     def absorb(self, cache: LayerCache, features: Tensor, start: int) -> None:
         """Features [n, M*Ht] of positions from ``start`` on to keys and values in ``cache``."""
-        turns, half = self.places.turns(start, start + features.shape[0]), self._stack.first.keys
+        turns, half = self.places.turns(start, start + features.shape[0]), self.stack.first.keys
         heads = self.context(features, turns)
         cache.append(heads[:, :half], heads[:, half:], start)
 
     def context(self, features: Tensor, turns: Tensor) -> Tensor:
         """Keys, then values [L, 2 * nkv, n, D] of features [n, M*Ht] with turns [n, 1, D/2]."""
-        count, first = features.shape[0], self._stack.first
+        count, first = features.shape[0], self.stack.first
         turns = widened(turns, first.keys, first.keys)[:, None]
         rows = self._kv(self._norm_fused(self._fc(features)))
-        rows = rows.view(count, len(self._stack.layers), -1)
+        rows = rows.view(count, len(self.stack.layers), -1)
         heads = rows.view(*rows.shape[:2], -1, first.head_dim)  # [n, L, 2 * nkv, D]
         keys = heads.narrow(2, 0, first.keys)
         keys.copy_(self._norm_keys(keys))
@@ -99,20 +99,20 @@ class FusedDraft:
 
     def more(self, count: int) -> int:
         """Rows to be added to ``count`` for speed alone."""
-        return max(0, self._stack.least - count)
+        return max(0, self.stack.least - count)
 
     def through(
         self,
         noise: Tensor,  # [R, H]
         turns: Tensor,  # [R + more, 1, D/2]
         bias: Tensor | None,
-        slots: Iterable[Slot | FixedSlot],  # one a layer
+        slots: Iterable[Slot | FixedSlot | OuterSlot],  # one a layer
     ) -> Tensor:  # [R, H]
         """Final states of block rows."""
         rows = noise.shape[0]
         more = turns.shape[0] - rows
         x = F.pad(noise, (0, 0, 0, more)) if more else noise
-        return self._stack(x, turns, bias, slots)[:rows]
+        return self.stack(x, turns, bias, slots)[:rows]
 
     def bias(self, mask: Tensor, like: Tensor) -> Tensor:
         """What is added to scores where ``mask [R, T]`` is not True."""

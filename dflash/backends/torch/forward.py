@@ -21,7 +21,7 @@ from dflash.backends.torch.decoder import Stack, multiply_of
 from dflash.backends.torch.features import FINAL_NORM, Taps
 from dflash.backends.torch.fused import FusedLayer
 from dflash.backends.torch.places import Places
-from dflash.backends.torch.slots import FixedSlot, Slot
+from dflash.backends.torch.slots import FixedSlot, OuterSlot, Slot
 from dflash.backends.torch.tree import Branches, tree_bias
 from dflash.backends.torch.upload import upload
 
@@ -140,7 +140,7 @@ class FusedForward:
         ids: Tensor,  # [n]
         turns: Tensor,  # [n + more, 1, D/2]
         bias: Tensor | None,
-        slots: Iterable[Slot | FixedSlot],  # one a layer
+        slots: Iterable[Slot | FixedSlot | OuterSlot],  # one a layer
         taps: Taps | None,
     ) -> Tensor:  # [n + more, H]
         """Normed states of the last layer; `more` rows are there for speed alone."""

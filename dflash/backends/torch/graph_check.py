@@ -6,37 +6,63 @@ draft's features in between. What differs, or cannot be recorded, is a sentence 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from dflash.backends.torch.cache import make_cache
 from dflash.backends.torch.draft_load import LoadedDraft
 from dflash.backends.torch.forward import FusedForward
 from dflash.backends.torch.graph_target import make_forward
-from dflash.backends.torch.graphs import SHORTEST, CudaRecorder, Graphs, Recorder, same
+from dflash.backends.torch.graphs import SHORTEST, Compiler, CudaRecorder, Graphs, Recorder, same
 from dflash.backends.torch.load import LoadedTarget
 from dflash.core.types import Request, Verdict
 
 PROMPT, ROOM = SHORTEST - 6, 64  # rows; the passes after the prompt cross the shortest stretch
 PASSES = ((4, 2), (4, 4), (1, 1), (4, 1), (1, 1))  # rows of a pass, and how many of them stay
 WRONG = "replayed passes of the {} give other numbers than direct ones"
+AS_IT_IS = "It runs as it does without --compile (compile=True)"
 
 
 def open_graphs(
-    target: LoadedTarget, draft: LoadedDraft | None, recorder: Recorder | None = None
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    recorder: Recorder | None = None,
+    compiler: Compiler | None = None,
 ) -> tuple[Graphs | None, str]:
     """The graphs of a pair, or None and why there are none: "" where no device asks for them.
 
-    ``recorder`` None is the device's own. Takes a few passes of each model.
+    ``recorder`` None is the device's own. Takes a few passes of each model, which ``compiler``
+    compiles; it is off where that goes wrong, and the graphs are those without it.
     """
     if recorder is None and target.device.type != "cuda":
         return None, ""
-    graphs = Graphs(recorder or CudaRecorder(target.device))
+    graphs, why = _tried(target, draft, recorder, compiler)
+    if why and compiler is not None and not compiler.off:
+        compiler.off = why  # whichever of the two it is: once more without it
+        compiler.forget()
+        graphs, why = _tried(target, draft, recorder, compiler)
+    return (None, why) if why else (graphs, "")
+
+
+def _tried(
+    target: LoadedTarget,
+    draft: LoadedDraft | None,
+    recorder: Recorder | None,
+    compiler: Compiler | None,
+) -> tuple[Graphs, str]:
+    graphs = Graphs(recorder or CudaRecorder(target.device), compiler)
     graphs.on_trial = True
+    if compiler is not None:
+        compiler.on_trial = True
     with torch.inference_mode():
         why = _of_target(target, graphs) or _of_draft(target, draft, graphs)
     graphs.forget()
     graphs.on_trial = False
-    return (None, why) if why else (graphs, "")
+    if compiler is not None:
+        compiler.on_trial = False
+    return graphs, why
 
 
 def _of_target(target: LoadedTarget, graphs: Graphs) -> str:
@@ -84,3 +110,29 @@ def _of_draft(target: LoadedTarget, draft: LoadedDraft | None, graphs: Graphs) -
 def _spread(count: int, size: int) -> list[int]:
     """``count`` different token ids, or nearly."""
     return [(7 + 31 * place) % size for place in range(count)]
+
+
+def rerun(body: Callable[[], None]) -> Callable[[], Any]:
+    """A recorder that records nothing, for passes that are compiled and not replayed."""
+    return body
+
+
+def why_uncompiled(target: LoadedTarget, draft: LoadedDraft | None) -> dict[str, str]:
+    """Why no pass of a model is compiled; "" where they are, or could be."""
+    whys = {"target": "" if target.fused.layers else target.fused.reason}
+    if draft is not None:
+        fits = draft.replayable and hasattr(draft.model, "fused_context")
+        whys["draft"] = "" if fits else "it has no fused layers that see the whole context"
+    return whys
+
+
+def uncompiled(
+    target: LoadedTarget, draft: LoadedDraft | None, compiler: Compiler
+) -> tuple[str, ...]:
+    """What the user is told: a sentence for each model that runs as it does without a compiler."""
+    if compiler.off:
+        return (f"nothing is compiled: {compiler.off}. {AS_IT_IS}",)
+    whys = why_uncompiled(target, draft)
+    return tuple(
+        f"the {name} is not compiled: {why}. {AS_IT_IS}" for name, why in whys.items() if why
+    )

@@ -8,7 +8,7 @@ moves its rows, and runs directly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,13 +16,13 @@ from torch import Tensor
 from dflash.backends.torch.dflash import DFlashDraftModel, KeyValue
 from dflash.backends.torch.draft_cache import LayerCache
 from dflash.backends.torch.draft_fused import FusedDraft
-from dflash.backends.torch.graphs import Graphs, Memory, Recipe, form_of, stretch
+from dflash.backends.torch.graphs import Body, Graphs, Memory, Recipe, form_of, stretch
 from dflash.backends.torch.slots import fixed_slots
 from dflash.backends.torch.tables import States, Tables, draft_logits
 from dflash.backends.torch.upload import upload
 
 Spots: TypeAlias = Callable[[Tensor, Tensor], KeyValue]
-Body: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Blocks: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class GraphBlocks:
@@ -100,7 +100,7 @@ class GraphBlocks:
         numbers = torch.zeros(3, dtype=torch.long, device=like.device)
         return Recipe(run, (numbers, like.new_zeros(rows, like.shape[1])))
 
-    def _body(self, layers: Sequence[Tensor], rows: int, size: int) -> Body:
+    def _body(self, layers: Sequence[Tensor], rows: int, size: int) -> Blocks:
         """Features [rows, M*Ht] from place held on, noise [1, rows, H] from start on, to states
         [rows, H]."""
         if self._fused is not None:
@@ -119,21 +119,41 @@ class GraphBlocks:
 
         return run
 
-    def _fused_body(self, fused: FusedDraft, whole: Tensor, rows: int, size: int) -> Body:
+    def _fused_body(self, fused: FusedDraft, whole: Tensor, rows: int, size: int) -> Blocks:
         causal, both = self._model.spec.causal[0], whole.flatten(1, 2)
         steps = torch.arange(rows + fused.more(rows), device=whole.device)
         keys = torch.arange(size, device=whole.device)
         turns = fused.places.table(size + steps.shape[0])
+        context, block = self._compiled(fused, rows)
 
         def run(features: Tensor, noise: Tensor, start: Tensor, held: Tensor) -> Tensor:
             places, at = held + steps[:rows], start + steps
-            heads = fused.context(self._fitted(features), turns.index_select(0, places))
+            (heads,) = context((features, turns.index_select(0, places)), None, ())
             both.index_copy_(2, places, heads)
             bias = fused.bias(_seen(at[:rows], keys, causal), noise)
             slots = fixed_slots(whole, at[:rows], size)
-            return fused.through(noise[0], turns.index_select(0, at), bias, slots)
+            return block((noise[0], turns.index_select(0, at)), bias, slots)[0]
 
         return run
+
+    def _compiled(self, fused: FusedDraft, rows: int) -> tuple[Body, Body]:
+        """What absorbs features, and what runs the block, compiled where the graphs compile."""
+
+        def context(values: Sequence[Tensor], *_: Any) -> tuple[Tensor, ...]:
+            features, turns = values
+            return (fused.context(self._fitted(features), turns),)
+
+        def block(
+            values: Sequence[Tensor], bias: Tensor | None, slots: Sequence[Any]
+        ) -> tuple[Tensor, ...]:
+            noise, turns = values
+            return (fused.through(noise, turns, bias, slots),)
+
+        compiled = self._graphs.compiled
+        return (
+            compiled(("context", rows), context, ()),
+            compiled(("block", rows), block, fused.stack.layers),
+        )
 
     def _fitted(self, features: Tensor) -> Tensor:
         fit = self._tables.fit

@@ -83,15 +83,23 @@ class GraphForward:
         steps = torch.arange(count + direct.more(count), device=self.device)
         turns = direct.places.table(size + steps.shape[0])
 
-        def run(ids: Tensor, start: Tensor) -> tuple[Tensor, ...]:
-            at = start + steps
-            here = at[:count]
-            slots = fixed_slots(whole, here, size)
-            bias = direct.places.bias_at(here, size)
-            x = direct.through(ids, turns.index_select(0, at), bias, slots, own)
+        def body(
+            values: Sequence[Tensor], bias: Tensor | None, slots: Sequence[Any]
+        ) -> tuple[Tensor, ...]:
+            ids, turned = values
+            x = direct.through(ids, turned, bias, slots, own)
             logits = direct.logits(x)[:count]
             features = None if own is None else own.take()
             return (logits,) if features is None else (logits, features)
+
+        key = "target", count, () if taps is None else taps.layers
+        rows = self._graphs.compiled(key, body, direct.stack.layers)
+
+        def run(ids: Tensor, start: Tensor) -> tuple[Tensor, ...]:
+            at = start + steps
+            here = at[:count]
+            bias = direct.places.bias_at(here, size)
+            return rows((ids, turns.index_select(0, at)), bias, fixed_slots(whole, here, size))
 
         ids = torch.zeros(count, dtype=torch.long, device=self.device)
         return Recipe(run, (ids, ids.new_zeros(1)))

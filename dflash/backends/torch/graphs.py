@@ -33,6 +33,8 @@ MOST_SPARE = 2  # memories that wait for a session of their size
 ROWS_AXIS = 3  # of memory: [.., .., .., rows, D]
 
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
+Body: TypeAlias = Callable[[Sequence[Tensor], Tensor | None, Sequence[Any]], tuple[Tensor, ...]]
+"""What a pass computes from values between the attentions, a bias and a slot for each of these."""
 Form: TypeAlias = tuple[
     tuple[tuple[int, ...], torch.dtype], ...
 ]  # shape and dtype, tensor by tensor
@@ -43,6 +45,19 @@ class Recorder(Protocol):
 
     def __call__(self, body: Callable[[], None]) -> Callable[[], Any]:
         """``body`` reads and writes tensors that stay; the result does the same anew each time."""
+
+
+class Compiler(Protocol):
+    """Makes the body of a pass faster."""
+
+    off: str  # why it compiles nothing any more
+    on_trial: bool
+
+    def __call__(self, key: Hashable, body: Body, layers: Sequence[Any]) -> Body:
+        """The same numbers; ``layers`` know their attention. Compiled once for each ``key``."""
+
+    def forget(self) -> None:
+        """Let go what was compiled."""
 
 
 class Recipe(NamedTuple):
@@ -122,9 +137,9 @@ class Memory:
 class Graphs:
     """The passes of one pair: who records, and what waits to be used again."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Nothing is recorded before it is used."""
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, compiler: Compiler | None = None) -> None:
+        """Nothing is recorded before it is used, and compiled before that by ``compiler``."""
+        self._recorder, self._compiler = recorder, compiler
         self._spare: list[Memory] = []
         self._lock = threading.Lock()  # a pair's sessions may run in several threads
         self._keep = True  # what closed sessions leave
@@ -159,6 +174,10 @@ class Graphs:
             memory.passes.popitem(last=False)
         return made.outputs
 
+    def compiled(self, key: Hashable, body: Body, layers: Sequence[Any]) -> Body:
+        """``body`` as it runs in a pass."""
+        return body if self._compiler is None else self._compiler(key, body, layers)
+
     def give_up(self, why: str) -> None:
         """Replay nothing from now on, and say so once."""
         if not self.off and not self.on_trial:
@@ -190,6 +209,8 @@ class Graphs:
         """Keep nothing from now on: the pair is closed."""
         self._keep = False
         self.forget()
+        if self._compiler is not None:
+            self._compiler.forget()
 
     def bytes(self) -> int:
         """Bytes of the memories that wait."""

@@ -11,9 +11,9 @@ import torch
 
 from dflash.backends.torch.cache import ROOM
 from dflash.backends.torch.draft_load import LoadedDraft, load_draft
-from dflash.backends.torch.graph_check import open_graphs
-from dflash.backends.torch.graphs import Graphs, notice
-from dflash.backends.torch.load import LoadedTarget, load_target
+from dflash.backends.torch.graph_check import open_graphs, rerun, uncompiled, why_uncompiled
+from dflash.backends.torch.graphs import Compiler, Graphs, Recorder, notice
+from dflash.backends.torch.load import LoadedTarget, load_target, pick_device
 from dflash.backends.torch.memory import kv_bytes, require
 from dflash.backends.torch.mtp import has_mtp
 from dflash.backends.torch.mtp_session import load_mtp
@@ -21,8 +21,14 @@ from dflash.backends.torch.target import TorchTargetSession
 from dflash.backends.torch.tree_check import why_no_trees
 from dflash.config import LoadConfig
 from dflash.core.protocols import DraftSession
-from dflash.errors import OutOfMemory
+from dflash.errors import ConfigError, OutOfMemory
 from dflash.model_pair import ModelPair
+
+OFF = "switched off"
+NO_CUDA = (
+    "compile=True (--compile) is for CUDA, and this pair runs on {}: on a CPU, weights are packed "
+    "for passes of a few rows, in a form that torch's compiler cannot read. Leave it out"
+)
 
 
 class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
@@ -39,6 +45,7 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         said = target.fused.warning
         super().__init__(target, draft, (*notes, said) if said else notes)
         self._graphs: Graphs | None = None
+        self._compiler: Compiler | None = None
         self._why_direct = ""
         self._no_trees: str | None = None
         self._kv = self._draft_kv = 0  # bytes of keys and values of the largest sessions opened
@@ -46,6 +53,8 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
     @classmethod
     def open(cls, load: LoadConfig) -> Self:
         """Load both models as ``load`` says."""
+        if load.compile and (device := pick_device(load.device)).type != "cuda":
+            raise ConfigError(NO_CUDA.format(device.type))
         if load.threads is not None:
             torch.set_num_threads(load.threads)
         target = load_target(
@@ -57,18 +66,42 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
             trust_remote_code=load.trust_remote_code,
             whole=False,
         )
-        return cls.beside(target, load).replay(load.cuda_graphs)
+        pair = cls.beside(target, load)
+        return (pair.compile if load.compile else pair.replay)(load.cuda_graphs)
 
     def replay(self, wanted: bool = True) -> Self:
         """Let passes of a few rows be replayed where the device can: tried out here, and a note
         where that fails."""
+        self._compiler = None
         if not wanted:
-            self._graphs, self._why_direct = None, "switched off"
+            self._graphs, self._why_direct = None, OFF
             return self
         self._graphs, self._why_direct = open_graphs(self.target, self._draft)
         if self._why_direct:
             self._notes += (notice(self._why_direct),)
         return self
+
+    def compile(self, replayed: bool = True, backend: Any = "inductor") -> Self:
+        """`replay` what torch's compiler has made of passes; run it where nothing is ``replayed``.
+        Notes say what of this does not go. ``backend`` is the compiler's."""
+        found, self._why_direct = self._compiled(None, backend) if replayed else (None, OFF)
+        if found is None:
+            if replayed and self._why_direct:
+                self._notes += (notice(self._why_direct),)
+            found, _ = self._compiled(rerun, backend)
+        compiler = self._compiler
+        assert compiler is not None, "it was made a moment ago"
+        if compiler.off and self._why_direct:
+            found = None  # neither compiled nor replayed
+        self._graphs = found
+        self._notes += uncompiled(self.target, self._draft, compiler)
+        return self
+
+    def _compiled(self, recorder: Recorder | None, backend: Any) -> tuple[Graphs | None, str]:
+        from dflash.backends.torch.compiled import TorchCompiler  # imports torch's tracing
+
+        self._compiler = TorchCompiler(backend)
+        return open_graphs(self.target, self._draft, recorder, self._compiler)
 
     @classmethod
     def _load_draft(cls, name: str, target: LoadedTarget, load: LoadConfig) -> LoadedDraft:
@@ -105,19 +138,29 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         }
         if device.type == "cuda" or self._graphs is not None:
             facts["cuda_graphs"] = self.replayed()
+        if self._compiler is not None:
+            facts["compiled"] = self.compiled()
         if self._draft is not None:
             facts["draft_dtype"] = str(self._draft.model.norm.weight.dtype)
         return facts
 
     def replayed(self) -> str:
         """What CUDA graphs replay, or why they replay nothing: "off: ..."."""
-        if self._graphs is None or self._graphs.off:
-            why = self._why_direct if self._graphs is None else self._graphs.off
+        if self._graphs is None or self._graphs.off or self._why_direct:
+            why = self._why_direct or ("" if self._graphs is None else self._graphs.off)
             return f"off: {why or 'nothing asked for them'}"
         target = bool(self.target.fused.layers)
         draft = self._draft is not None and self._draft.replayable
         named = [name for name, is_so in (("target", target), ("draft", draft)) if is_so]
         return " and ".join(named) or f"off: {self.target.fused.reason}"
+
+    def compiled(self) -> str:
+        """What torch's compiler has seen, or why it sees nothing: "off: ..."."""
+        if self._compiler is None or self._compiler.off:
+            return f"off: {OFF if self._compiler is None else self._compiler.off}"
+        whys = why_uncompiled(self.target, self._draft)
+        named = [name for name, why in whys.items() if not why]
+        return " and ".join(named) or f"off: {whys['target']}"
 
     def memory(self) -> Mapping[str, int]:
         """Bytes per component: weights, and keys and values of the largest session so far."""

@@ -49,10 +49,11 @@ class TorchProbe(ModelProbe[TorchPair]):
         return found
 
     def findings(self) -> list[Finding]:
-        """With what is replayed, on devices that could."""
-        said = self._pair.runs_on().get("cuda_graphs")
-        replayed = [] if said is None else [Finding("note", "cuda graphs", said)]
-        return [*super().findings(), *replayed]
+        """With what is replayed and compiled, on devices that could."""
+        facts = self._pair.runs_on()
+        named = (("cuda graphs", "cuda_graphs"), ("compiled", "compiled"))
+        said = [Finding("note", name, facts[key]) for name, key in named if key in facts]
+        return [*super().findings(), *said]
 
     def variant(self, **changes: Any) -> TorchPair:
         """The same weights under ``replace(spec, **changes)``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from torch import Tensor
@@ -50,6 +50,13 @@ class FixedSlot(NamedTuple):
     def put(self, rows: Tensor) -> None:
         """Write keys and values [1, 2 * nkv, n, D] of the new rows."""
         self.both.index_copy_(2, self.at, rows)
+
+
+class OuterSlot(NamedTuple):
+    """A slot that a pass only knows to be there: its attention happens outside of the pass."""
+
+    rows: int
+    attend: Callable[[Tensor], Tensor]  # heads [n, heads * D], see `DecoderLayer.attend`
 
 
 def fixed_slots(whole: Tensor, at: Tensor, size: int) -> list[FixedSlot]:
