@@ -24,6 +24,7 @@ from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.load import take_target
 from dflash.backends.torch.pair import TorchPair
 from dflash.backends.torch.probe import TorchProbe
+from dflash.config import LoadConfig
 from dflash.core.decode import decode
 from dflash.core.policy import Fixed, Off
 from dflash.core.types import Request
@@ -180,6 +181,6 @@ def test_packed_weights_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_compiling_is_for_cuda_and_says_so_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match=r"--compile.* is for CUDA, and this pair runs on cpu"):
-        dflash.load("nowhere", backend="torch", device="cpu", compile=True)
+        TorchPair.open(LoadConfig("nowhere", device="cpu", compile=True))
     with pytest.raises(ConfigError, match="compile is for the torch backend"):
         dflash.load("toy", compile=True)
