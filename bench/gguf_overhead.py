@@ -8,6 +8,8 @@ beside bare  our stream, and after each round of it a loop over the same tokens 
              llama_decode, llama_get_logits and numpy's argmax on a context of its own; time of ours
              over time of the bare loop. For blocks and auto that is the price, or the gain, against
              plain llama.cpp without any draft loaded
+             With --taps its context publishes the layers that the draft reads, as ours does: what
+             is left is the price of our loop, without llama.cpp's own copying of layers
 host share   of a round's time, what is spent outside llama_decode
 
 Medians, with 95 % intervals over resampled rounds. A text in which a pass of several rows rounds
@@ -41,9 +43,9 @@ COLUMNS = ("target", "arm", "rounds", "ms", "ours us", "host share", "beside bar
 class Bare:
     """Greedy decoding with nothing in it but the calls and an argmax."""
 
-    def __init__(self, pair: Any, prompt: Sequence[int], capacity: int) -> None:
+    def __init__(self, pair: Any, prompt: Sequence[int], capacity: int, taps: bool) -> None:
         """Runs the prompt; ``token`` is the one after it."""
-        self._context, _ = pair.open_context(capacity, taps=False)
+        self._context, _ = pair.open_context(capacity, taps)
         self._context.run(prompt, 0, 1)
         self._decode = self._context.library.llama_decode
         self._get = self._context.library.llama_get_logits
@@ -86,15 +88,16 @@ class Round:
 
 
 def rounds(
-    engine: Any, prompt: Sequence[int], tokens: int, size: Any, gaps: list[float]
+    engine: Any, prompt: Sequence[int], size: Any, flags: Any, gaps: list[float]
 ) -> Iterator[Round]:
     """One text, both ways by turns, until they part; ``gaps`` then gets one more."""
+    tokens: int = flags.tokens
     with Native() as native:
         asked: dict[str, Any] = {"max_tokens": tokens, "block_size": size, "reuse": False}
         stream = engine.stream(list(prompt), ignore_eos=True, **asked)
         next(stream)
     room = max(SMALLEST, 1 << (len(prompt) + tokens - 1).bit_length())  # as sessions have it
-    bare = Bare(engine.pair, prompt, room)
+    bare = Bare(engine.pair, prompt, room, flags.taps)
     left = tokens - 1
     while left:
         before, start = native.seconds, time.perf_counter()
@@ -164,7 +167,7 @@ def measured(kind: str, flags: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             engine.generate(prompts[0], max_tokens=8, block_size=size)
             gaps: list[float] = []
             ids = [engine.encode(text) for text in prompts]
-            found = [one for p in ids for one in rounds(engine, p, flags.tokens, size, gaps)]
+            found = [one for p in ids for one in rounds(engine, p, size, flags, gaps)]
         statistics = (ours, host_share, beside, by_sums)
         result: dict[str, Any] = {f.__name__: interval(found, f) for f in statistics}
         result |= {"rounds": len(found), "round": median(one.whole for one in found)}
@@ -178,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", default="q4_1,q8_0")
     parser.add_argument("--method", choices=DRAFTS, default="dflash")
     parser.add_argument("--blocks", default="auto,4")
+    parser.add_argument("--taps", action="store_true", help="the bare loop publishes layers, too")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     rows, found = [], {}
