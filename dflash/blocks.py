@@ -99,9 +99,10 @@ def _reason(asked: BlockSize, size: int, native: int) -> str:
 
 def explained(stats: Stats, chosen: Blocks) -> Stats:
     """``stats`` with why blocks had their size, and how often and why drafting was given up."""
+    idle = None if stats.drafted else getattr(chosen.policy, "idle_reason", None)
     return replace(
         stats,
         block_reason=chosen.reason,
         fallback_rounds=getattr(chosen.policy, "fallback_rounds", 0),
-        fallback_reason=getattr(chosen.policy, "fallback_reason", None),
+        fallback_reason=idle or getattr(chosen.policy, "fallback_reason", None),
     )

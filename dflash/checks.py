@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from math import inf
+from numbers import Integral, Real
+from operator import index
 from sys import float_info
 from typing import Any
 
@@ -15,6 +19,24 @@ def set_fields(config: Any, **values: Any) -> None:
     """Assign fields of a frozen dataclass, for its own ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(config, name, value)
+
+
+def plain_numbers(config: Any) -> None:
+    """Fields that hold another library's numbers (numpy's, fractions) get Python's own.
+
+    For ``__post_init__``, before anything is checked; arrays and tensors are no numbers.
+    """
+    for field in fields(config):
+        set_fields(config, **{field.name: _plain_number(getattr(config, field.name))})
+
+
+def _plain_number(value: Any) -> Any:
+    if isinstance(value, int | float) or not isinstance(value, Real):
+        return value
+    try:
+        return int(value) if isinstance(value, Integral) else float(value)
+    except OverflowError:
+        return inf  # which no check lets pass
 
 
 def is_number(value: Any) -> bool:
@@ -68,7 +90,10 @@ def token_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
         return ()
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise ConfigError(f"{name} must be a list of lists of token ids, got {value!r}")
-    found = tuple(tuple(_each_id(_plain(item))) for item in value)
+    try:
+        found = tuple(tuple(_each_id(_plain(item))) for item in value)
+    except ConfigError as problem:
+        raise ConfigError(f"{name}: {problem}") from None
     if not all(found):
         raise ConfigError(f"{name} must not hold an empty sequence of tokens")
     return tuple(dict.fromkeys(found))
@@ -80,7 +105,7 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         return ()
     pairs = tuple(value.items()) if isinstance(value, Mapping) else value
     try:
-        found = {int(token): bias for token, bias in pairs}
+        found = {_token(token): _plain_number(bias) for token, bias in pairs}
     except (TypeError, ValueError):
         raise ConfigError(
             f"logit_bias must map token ids to numbers, as in {{50256: -100}}; got {value!r}"
@@ -92,6 +117,11 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
                 f"are numbers between -{LARGEST:g} and {LARGEST:g}"
             )
     return tuple(sorted((token, float(bias)) for token, bias in found.items()))
+
+
+def _token(given: Any) -> int:
+    """Raises TypeError for what is not whole: 1.5 is nobody's id."""
+    return int(given) if isinstance(given, str) else index(given)
 
 
 def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, TypeVar
 
-from dflash.checks import at_least, set_fields, switch, token_ids
+from dflash.checks import at_least, plain_numbers, set_fields, switch, token_ids
 from dflash.errors import ConfigError
 from dflash.generate_config import (
     BlockSize,
@@ -128,6 +128,7 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         """Normalise names and refuse impossible values. Raises ConfigError."""
+        plain_numbers(self)
         target = path_name("target", self.target)
         if not target:
             raise ConfigError("target is empty: give a folder, a hub id or a .gguf file")

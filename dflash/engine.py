@@ -11,9 +11,10 @@ requests into one forward pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from os import PathLike
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -137,15 +138,9 @@ class Engine(Closing):
         switch("progress", progress)
         self._check_open()
         ids = self.encode(prompt, chat_template=chat_template, system=system)
-        rate = config.min_acceptance_rate
-        asked = [
-            (
-                self._request(ids, config, sample),
-                blocks.choose(config.block, self.pair, self._profile, rate, config.draft_tree),
-            )
-            for sample in range(config.n)
-        ]
-        return self._texts(asked, config, progress)
+        first = self._asked(ids, config, 0)
+        others = (self._asked(ids, config, sample) for sample in range(1, config.n))
+        return self._texts(chain([first], others), config, progress)
 
     def encode(
         self, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
@@ -180,15 +175,22 @@ class Engine(Closing):
         if self._closed:
             raise EngineClosed("this engine is closed: load a new one")
 
-    def _request(self, ids: list[int], config: GenerateConfig, sample: int = 0) -> Request:
+    def _request(self, ids: list[int], config: GenerateConfig, sample: int) -> Request:
         grammar: Grammar | None = self._grammars.start(config.constraint)
         if config.thinking_budget is not None:
             grammar = budget(self.pair, ids, config.thinking_budget)
         return make_request(self.pair, ids, config, sample, grammar)
 
+    def _asked(
+        self, ids: list[int], config: GenerateConfig, sample: int
+    ) -> tuple[Request, blocks.Blocks]:
+        request = self._request(ids, config, sample)
+        rate, tree = config.min_acceptance_rate, config.draft_tree
+        return request, blocks.choose(config.block, self.pair, self._profile, rate, tree)
+
     def _texts(
         self,
-        asked: Sequence[tuple[Request, blocks.Blocks]],
+        asked: Iterable[tuple[Request, blocks.Blocks]],
         config: GenerateConfig,
         progress: bool,
     ) -> Iterator[Chunk]:

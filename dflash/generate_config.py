@@ -98,6 +98,7 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         """Normalise forms and refuse impossible values. Raises ConfigError."""
+        checks.plain_numbers(self)
         checks.set_fields(
             self,
             stop=checks.strings("stop", self.stop),

@@ -223,8 +223,8 @@ def _parse(place: Path, data: Any) -> Header:
         metadata[key], kinds[key] = cursor.value()
     tensors = dict(_tensor(cursor) for _ in range(tensor_count))
     alignment = int(metadata.get("general.alignment", 32))
-    if alignment < 1:
-        raise ValueError(f"general.alignment {alignment}")
+    if alignment.bit_count() != 1 or alignment < 1:
+        raise ValueError(f"general.alignment {alignment} is no power of two")
     start = -(-cursor.at // alignment) * alignment
     for name, tensor in tensors.items():
         if start + tensor.offset + (tensor.bytes or 0) > len(data):

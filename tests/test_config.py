@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from fractions import Fraction
 from pathlib import Path
 from typing import get_type_hints
 
@@ -66,6 +67,12 @@ BAD_GENERATE = [
     ({"bad_words": "word"}, "bad_words"),
     ({"bad_words": [[]]}, "bad_words"),
     ({"bad_words": [["word"]]}, "token ids"),
+    ({"bad_words": [""]}, "bad_words: token ids"),
+    ({"logit_bias": {1.5: 1}}, "logit_bias must map"),
+    ({"max_tokens": np.bool_(True)}, "max_tokens"),
+    ({"max_tokens": np.float32(3)}, "max_tokens"),
+    ({"temperature": np.float32("nan")}, "temperature"),
+    ({"temperature": Fraction(10**400)}, "temperature"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 300}, "must not be more"),
     ({"logits_processors": [5]}, "logits_processors"),
@@ -132,6 +139,21 @@ def test_options_come_in_every_form_that_people_write():
         assert constraint == ("json_schema", '{"type": "object"}')
     assert GenerateConfig(regex="a+").constraint == ("regex", "a+")
     assert GenerateConfig().constraint is None
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    config = GenerateConfig(
+        max_tokens=np.int64(3),
+        temperature=np.float32(0.5),
+        top_p=Fraction(1, 2),
+        draft_tokens=np.uint8(2),
+        logit_bias={np.int64(4): np.float16(2)},
+    )
+    assert (config.max_tokens, config.temperature, config.top_p) == (3, 0.5, 0.5)
+    assert (config.block, config.logit_bias) == (3, ((4, 2.0),))
+    found = (config.max_tokens, config.draft_tokens, config.temperature, config.top_p)
+    assert [type(value) for value in found] == [int, int, float, float]  # JSON knows no others
+    assert LoadConfig("toy", threads=np.int32(2)).threads == 2
 
 
 def test_a_seed_or_strictness_selects_the_match_rule_and_a_name_any():

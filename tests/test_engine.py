@@ -454,6 +454,12 @@ def test_a_forgotten_stream_costs_nothing_but_its_session(engine):
 # --- load ----------------------------------------------------------------------------------------
 
 
+def test_the_first_of_endless_answers_comes_at_once(engine):
+    stream = engine.stream("hello", n=10**12, max_tokens=3)
+    assert next(stream).index == 0
+    assert next(chunk.index for chunk in stream if chunk.index) == 1
+
+
 def test_an_unknown_backend_lists_the_known_ones():
     with pytest.raises(UnknownName, match=r"Known: .*torch, toy"):
         load("toy", backend="jax")

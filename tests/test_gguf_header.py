@@ -71,12 +71,19 @@ def test_texts_that_go_past_the_end_are_one_error(tmp_path: Path) -> None:
         read_header(tmp_path / "cut.gguf")
 
 
-def test_an_alignment_of_nothing_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alignment", [0, 3])
+def test_an_alignment_that_is_no_power_of_two_is_damage(tmp_path: Path, alignment: int) -> None:
     whole = write(tmp_path / "a.gguf", TEXTS).read_bytes()
-    key, kind, value = b"general.alignment", (4).to_bytes(4, "little"), bytes(4)
+    key, kind, value = (
+        b"general.alignment",
+        (4).to_bytes(4, "little"),
+        alignment.to_bytes(4, "little"),
+    )
     more = len(key).to_bytes(8, "little") + key + kind + value
     keys = int.from_bytes(whole[16:24], "little") + 1
     changed = whole[:16] + keys.to_bytes(8, "little") + more + whole[24:]
     (tmp_path / "b.gguf").write_bytes(changed)
-    with pytest.raises(CheckpointError, match=r"incomplete \(general.alignment 0\)"):
+    with pytest.raises(
+        CheckpointError, match=rf"incomplete \(general.alignment {alignment} is no power"
+    ):
         read_header(tmp_path / "b.gguf")

@@ -12,8 +12,10 @@ import errno
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -137,6 +139,23 @@ class Verb(TyperCommand):
                 param.metavar = ""
         return params
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Values of the parameters. ConfigError for an empty path: it would be the folder here."""
+        words = list(args)
+        rest: list[str] = super().parse_args(ctx, args)
+        for param in self.get_params(ctx):
+            value = ctx.params.get(param.name)
+            if Path() in (value if isinstance(value, list | tuple) else [value]):
+                _insist_on_path(param.opts, words)
+        return rest
+
+
+def _insist_on_path(flags: Collection[str], words: Sequence[str]) -> None:
+    for word, value in pairwise([*words, "."]):
+        flag, equals, rest = word.partition("=")
+        if flag in flags and not (rest if equals else value):
+            raise ConfigError(f"{flag} is empty: . is the current folder")
+
 
 app = typer.Typer(
     cls=Door,
@@ -179,5 +198,5 @@ def start(
 
 
 def main() -> None:
-    """Entry point of the ``dflash`` script."""
+    """Run the command that the arguments name."""
     app()

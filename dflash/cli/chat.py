@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dflash.checks import counted
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
-from dflash.cli.given import keep_bytes, open_engine, settings_of
+from dflash.cli.given import open_engine, settings_of, standard_input
 from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import TextWriter, closing_line, error, note, status
 from dflash.errors import PromptError
@@ -61,25 +61,24 @@ def chat(
     it and from its number since the last /reset.
     """
     given = {**flat(locals()), "no_chat_template": False}
-    settings = settings_of(given)
+    settings, typed = settings_of(given), standard_input()
     with open_engine(given) as engine:
         talk = Conversation(engine, settings, show_drafts)
         status(HELP)
-        for line in _lines():
+        for line in _lines(typed):
             if not talk.obey(line):
                 break
 
 
-def _lines() -> Iterator[str]:
+def _lines(typed: TextIO) -> Iterator[str]:
     """What the user types, until the end of input; the terminal's own line editing where it is."""
-    ask = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    ask = "> " if typed.isatty() and sys.stdout.isatty() else ""
     if ask:
         with suppress(ImportError):  # history and arrow keys, where Python has them
             import_module("readline")
-    keep_bytes()  # a line that is no text is refused when it is answered
     while True:
         try:
-            line = input(ask) if ask else sys.stdin.readline()
+            line = input(ask) if ask else typed.readline()
         except EOFError:  # Ctrl-D, on the line of the question
             print(flush=True)
             return

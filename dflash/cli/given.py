@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from dflash import env
 from dflash.cli.engine_flags import load_options
@@ -117,18 +117,23 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     elif prompt is None:
         raise ConfigError('give a prompt: dflash generate "...", or - to read it from a pipe')
     else:
-        keep_bytes()
-        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text = standard_input().read().removesuffix("\n") if prompt == "-" else prompt
     insist_on_text(text)
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
     return text
 
 
-def keep_bytes() -> None:
-    """Read standard input as the shell hands arguments over: no byte is lost, none is an error."""
+def standard_input() -> TextIO:
+    """What is piped or typed, as the shell hands arguments over: no byte is lost, none an error.
+
+    Raises ConfigError where it is closed.
+    """
+    if sys.stdin is None:  # Python's way of saying so
+        raise ConfigError("standard input is closed, so there is nothing to read: leave out <&-")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")
+    return sys.stdin
 
 
 def _read_file(file: Path) -> str:

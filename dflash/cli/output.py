@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dflash.core.types import Logprob
     from dflash.results import Chunk, Generation
 
-FEW_ROUNDS = 2  # within these `auto` only measures
 DRAFT_COLOUR, PLAIN_COLOUR, BOLD, DIM, RED = "\x1b[32m", "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m"
 
 
@@ -192,10 +191,7 @@ def _why_plain(stats: Stats) -> str:
     """Why nothing was drafted, where it was not what somebody asked for."""
     if stats.policy != "adaptive":
         return f" ({stats.fallback_reason})" if stats.fallback_reason else ""
-    if stats.fallback_reason is not None:
-        return f" (auto: {stats.fallback_reason} here)"
-    short = stats.rounds <= FEW_ROUNDS
-    return f" (auto: {'too short to draft' if short else 'no draft had anything to propose'})"
+    return f" (auto: {stats.fallback_reason})" if stats.fallback_reason else " (auto)"
 
 
 def _shares(stats: Stats) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dflash.train.config import Schedule, TrainConfig
 
 DRAFT, RUN = "Draft", "Run"
+LITTLE = 1.1  # committed per pass; a pass with drafts in it takes longer than a plain one
 
 
 def _draft(*names: str, **more: Any) -> Any:
@@ -136,6 +137,11 @@ def train(
     worth = "how good it is was not measured: four conversations at least, or none is held out"
     if judged is not None:
         worth = f"{judged:.2f} committed per verify pass on held-out prompts"
+        if judged < LITTLE:
+            worth += (
+                ", and 1 comes without a draft: nothing is gained yet. More text and more steps "
+                "help (docs/how-to/train-a-draft.md)"
+            )
     note(f"{outcome.out}: {worth}. Try it: dflash generate --draft {outcome.out} ...")
     note(f"to ship: {', '.join(outcome.shipped)}; the rest is only for --resume")
 

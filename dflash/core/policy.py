@@ -74,6 +74,7 @@ _REFRESH, _FRESH = 24, 216  # rounds between two measurements of a plain step: a
 _MEASURED = 2  # plain steps before a pair's first block: the very first may be slow
 _REST = 16  # plain steps of a fallback after which all is looked at again, if not before
 
+TOO_SHORT = "the text was too short to time plain steps and draft"
 Options = Mapping[tuple[int, int], float]  # (draft, rows) -> speed; plain decoding is 1
 
 
@@ -106,6 +107,7 @@ class Adaptive:
         self._rounds = self._plain_run = 0
         self._patience, self._again = _PATIENCE, False
         self._silent = set[int]()  # drafts that proposed nothing when they were asked
+        self._unable = False  # in a round with time and room for a block
         self._rest, self._asked = 0.0, [(0, 0)]  # plain steps of the run; what drafts said then
         self._outlook = Outlook(0)  # of the draft last chosen
         self._catch_up = 0.0  # ns per context row that a draft has to catch up
@@ -118,14 +120,24 @@ class Adaptive:
             return PLAIN_STEP  # no probe is due, and the drafts say what they said
         able = {d: min(o.most, most, self._most) for d, o in enumerate(outlooks)}
         able = {draft: rows for draft, rows in able.items() if rows >= outlooks[draft].least}
-        if not able or self._costs.count(0, 0) < _MEASURED:
+        if self._costs.count(0, 0) < _MEASURED:
             return PLAIN_STEP  # the first steps of a pair measure plain decoding
+        if not able:
+            self._unable |= all(min(o.most, self._most) < o.least for o in outlooks)
+            return PLAIN_STEP
         self._asked = asked
         draft, rows = self._unmeasured(able, outlooks) or self._best(able, outlooks)
         if rows == 0:
             return PLAIN_STEP
         self._outlook = outlooks[draft]
         return Plan(draft, rows, min(rows, able[draft]))
+
+    @property
+    def idle_reason(self) -> str:
+        """Why nothing was drafted, if nothing was."""
+        if self.fallback_reason is not None:
+            return self.fallback_reason
+        return "no draft had anything to propose" if self._unable or self._silent else TOO_SHORT
 
     def observe(self, step: Step) -> None:
         """Learn what the round cost and how far the draft was right."""

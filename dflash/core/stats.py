@@ -56,7 +56,7 @@ class Stats:
     block_sizes: tuple[tuple[int, int], ...] = ()  # (size, rounds) as run, anchor included
     block_reason: str = ""  # why `block_size` is what it is
     fallback_rounds: int = 0  # in which the policy had given drafting up, probes included
-    fallback_reason: str | None = None  # why it last did; None = it never did
+    fallback_reason: str | None = None  # why it last did, or drafted nothing at all; None = neither
     rollbacks: int = 0  # rounds that rejected a draft
 
     def to_json(self) -> dict[str, Any]:

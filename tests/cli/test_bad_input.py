@@ -233,6 +233,24 @@ def test_an_argument_that_cannot_be(words, says):
     refused("--model", "toy", *words, says=says)
 
 
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["bench", "--model", "toy", "--draft", "toy:oracle", "--out", ""], "--out"),
+        (["bench", "--model", "toy", "--out="], "--out"),
+        (["convert", "demo", "--to", "hf", "-o", ""], "-o"),
+        (["generate", "--model", "toy", "--prompt-file", ""], "--prompt-file"),
+        (["train", "--out", "x", "--data", ""], "--data"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(words, flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run(*words)
+    assert (found.code, found.out) == (2, "")
+    assert found.err == f"error: {flag} is empty: . is the current folder"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_device_that_is_not_there(target):
     refused("--model", target, "--device", "cuda:99", says=("cuda:99", "--device cpu"))
     refused("--model", "/nowhere", "--device", "toaster", says="toaster")

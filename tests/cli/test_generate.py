@@ -83,6 +83,16 @@ def test_a_closed_output_is_named():
     assert "standard output is closed" in found.stderr
 
 
+@pytest.mark.parametrize("words", [["generate", "-"], ["chat"]])
+def test_a_closed_input_is_named(words):
+    command = [sys.executable, "-m", "dflash", *words, *TOY]
+    shell = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    found = subprocess.run(shell, capture_output=True, text=True, check=False, env=environment())
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("error: standard input is closed")
+    assert found.stderr.count("\n") == 1
+
+
 def test_accepted_drafts_are_marked_where_there_is_no_colour():
     found = run("generate", "hello", *TOY, "--show-drafts")
     assert "⟦" in found.out
@@ -212,7 +222,11 @@ def test_the_closing_line_says_why_a_text_ends_and_why_nothing_was_drafted():
     assert "cut off by --max-tokens" in run("generate", "hello", *TOY).err
     assert "cut off" not in run("generate", "hello", *TOY, "--regex", "[ab]{3}").err
     found = run("generate", "hello", "--model", "toy", "--draft", "ngram", "-n", "2")
-    assert "plain decoding (auto: " in found.err
+    assert "plain decoding (auto: the text was too short" in found.err
+    found = run("generate", "hello", "--model", "toy", "--draft", "ngram", "-n", "6")
+    assert "plain decoding (auto: no draft had anything to propose)" in found.err
+    found = run("generate", "hello", *TOY, "--block-size", "auto", "-n", "4")
+    assert "plain decoding (auto: the text was too short" in found.err
     found = run("generate", "hello", *TOY, "--block-size", "1")
     assert "plain decoding ·" in found.err
 
@@ -315,6 +329,40 @@ def test_interrupted_text_stays_and_the_code_is_130(slow):
     assert len(first) == 10
     assert (first + rest).endswith("\n")
     assert "Traceback" not in err
+
+
+INTERRUPTED = """
+import atexit, os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is born deaf to it
+awaited = sys.argv.pop(1)
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == awaited:
+            interrupt()
+
+sys.meta_path.insert(0, Finder())
+atexit.register(interrupt)  # the second one
+from dflash.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["dflash.cli", "typer", "dflash.engine"])
+def test_interrupted_imports_are_as_quiet_and_a_second_interrupt_too(module):
+    found = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module, "generate", "hello", *TOY],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment(),
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
 def test_a_reader_that_leaves_causes_no_noise(slow):

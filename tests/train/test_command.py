@@ -39,7 +39,7 @@ def made(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def test_few_conversations_are_enough_for_a_figure(made: tuple[Path, Result]) -> None:
     out, said = made
     assert said.code == 0, said.err
-    assert "committed per verify pass on held-out prompts" in said.err
+    assert "committed per verify pass on held-out prompts, and 1 comes without a draft" in said.err
     assert "to ship: README.md, config.json, model.safetensors" in said.err
     card = (out / "README.md").read_text()
     assert "committed per verify pass" in card
