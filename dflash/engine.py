@@ -175,7 +175,7 @@ class Engine(Closing):
         if self._closed:
             raise EngineClosed("this engine is closed: load a new one")
 
-    def _request(self, ids: list[int], config: GenerateConfig, sample: int) -> Request:
+    def _request(self, ids: list[int], config: GenerateConfig, sample: int = 0) -> Request:
         grammar: Grammar | None = self._grammars.start(config.constraint)
         if config.thinking_budget is not None:
             grammar = budget(self.pair, ids, config.thinking_budget)
