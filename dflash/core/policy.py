@@ -175,13 +175,13 @@ class Adaptive:
         promise = max(0.0, max(speeds.values(), default=1.0) - 1)
         self._loan = max(self._loan, min(_MOST_LOAN, _LOAN + _TRUST * promise))
         room = {draft: self._room(outlooks[draft]) for draft in able}
-        options = {
-            (draft, rows): speed
-            for (draft, rows), speed in speeds.items()
-            if rows >= outlooks[draft].least and self._costs.cost(draft, rows) <= room[draft]
-        }
-        if not options:  # the books allow nothing
+        speeds = {key: speed for key, speed in speeds.items() if key[1] >= outlooks[key[0]].least}
+        wanting = {key: self._costs.cost(*key) - room[key[0]] for key in speeds}
+        options = {key: speed for key, speed in speeds.items() if wanting[key] <= 0}
+        if not options:  # the books allow nothing, until so many plain steps have filled them
             self._fall_back("drafts that failed have taken as much time as they may")
+            wait = min(wanting.values(), default=0.0) / (_LOSS * self._costs.plain())
+            self._rest = self._plain_run + int(min(wait, _REST))
             return 0, 0
         best = max(options, key=options.__getitem__)
         if options[best] <= _WORTH_IT:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -288,6 +289,33 @@ class TestSteps:
 
         assert probes(300) >= 3 > 1 >= probes(720)
         assert probes(900) == 0, "not even eight tokens would pay for that block"
+
+    def test_while_the_books_allow_nothing_it_seldom_looks_and_plans_the_same(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def planned(impatient: bool) -> tuple[list[int], int]:
+            policy, looks = self.ready(Profile([0.9])), 0
+            best = policy._best
+
+            def look(*said: Any) -> tuple[int, int]:
+                nonlocal looks
+                looks += 1
+                found = best(*said)
+                if impatient and "as much time as they may" in str(policy.fallback_reason):
+                    policy._rest = 0.0
+                return found
+
+            monkeypatch.setattr(policy, "_best", look)
+            rows = []
+            for _ in range(300):
+                plan = policy.plan(999, [Outlook(7)])
+                policy.observe(played(plan, 0, 30 if plan.rows else 10))
+                rows.append(plan.rows)
+            return rows, looks
+
+        (patient, few), (impatient, many) = planned(False), planned(True)
+        assert patient == impatient and any(patient)
+        assert few < many / 4
 
     def test_a_draft_is_never_asked_for_fewer_rows_than_it_proposes(self) -> None:
         policy, asked = Adaptive(8), Counter[int]()

@@ -31,6 +31,11 @@ class Limits:
     p_min: float = 0.0  # one ends before a place whose likeliest token is less probable
     n_min: int = 0  # shorter ones are not proposed, unless they were drawn before that was known
 
+    @property
+    def fewest(self) -> int:
+        """Drafts of a proposal: one of none is a plain step."""
+        return max(1, self.n_min)
+
 
 class QueuedDraft(ABC):
     """DraftSession over one context of llama.cpp."""
@@ -62,14 +67,14 @@ class QueuedDraft(ABC):
 
     def outlook(self) -> Outlook:
         """A full block as soon as there is an anchor; ``lag`` is the queue's rows."""
-        ready = len(self._tokens) == self._held() + 1
-        most, least = self._limits.most if ready else 0, max(1, self._limits.n_min)
-        return Outlook(most, lag=self._queued, least=least)
+        queued = self._queued
+        ready = len(self._tokens) == self._absorbed + queued + 1
+        return Outlook(self._limits.most if ready else 0, lag=queued, least=self._limits.fewest)
 
     def propose(self, plan: Plan) -> Proposal[Array]:
         """A token of each row, as the request draws them; catching up is part of it."""
         rows = min(plan.rows, self.outlook().most)
-        if rows < max(1, self._limits.n_min):
+        if rows < self._limits.fewest:
             return PLAIN
         began = time.perf_counter_ns()
         self._absorb(self._held())
