@@ -184,7 +184,7 @@ def _config(given: Mapping[str, Any], told: Collection[str]) -> TrainConfig:
         target, _ = pair_names(given["model"], "none")
     config = TrainConfig(
         target=str(target),
-        target_name=None if given["model"] else demo_name(),
+        target_name=demo_name() if given["model"] in (None, "demo") else None,
         data=tuple(given["data"] or ()),
         out=given["out"],
         shape=DraftShape(

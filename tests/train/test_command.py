@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dflash
+from dflash.demo import HUB_ID
 from dflash.doctor.measured.promise import KEY
 from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
 from tests.cli.running import Result, apart, run
@@ -172,3 +173,16 @@ def test_a_draft_of_few_tokens_is_trained_loaded_and_lossless(target: Path, tmp_
                 assert len(tables.target_ids) == 24
                 assert answer.stats.drafted > 24
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("asked", [None, "demo"])
+def test_the_demo_target_is_known_by_its_hub_name(
+    asked: str | None, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash.demo.demo_target", lambda: target)
+    data = write(tmp_path / "answers.jsonl", [GOOD] * 6)
+    model = () if asked is None else ("--model", asked)
+    said = run("train", *model, "--data", data, "--out", tmp_path / "draft", *SMALL)
+    assert said.code == 0, said.err
+    written = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert HUB_ID in json.dumps(written)
