@@ -173,7 +173,7 @@ def test_packed_weights_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.undo()
     target = target_of(dtype=torch.float32)
     if not target.packed.layers:
-        pytest.skip("nothing is packed here")
+        pytest.skip("this processor packs no weights, so there is nothing to refuse")
     pair = TorchPair(target).compile(replayed=False, backend="eager")
     (warning,) = pair.warnings
     assert warning.startswith("nothing is compiled: ")
