@@ -33,7 +33,8 @@ class GgufOptions:
     n_batch     rows of one decode call, prompt chunks and verify passes alike
     n_ubatch    rows computed at once
     n_gpu_layers  layers on a GPU: a number, "all" or "auto" (as many as fit)
-    threads_batch threads for prompts; None = those for single tokens (LoadConfig.threads)
+    threads_batch threads for passes of several rows, prompts and verify passes; None = those for
+                single tokens (LoadConfig.threads)
     type_k, type_v  number format of cached keys and values
     flash_attn  "auto", "on" or "off"
     repack      let llama.cpp rearrange weights for this CPU
@@ -42,6 +43,8 @@ class GgufOptions:
                 drawn would have decided that, and biased the text
     draft_n_gpu_layers, draft_threads, draft_type_k, draft_type_v  the same for the draft; None =
                 as for the target
+    draft_threads_batch threads for passes of several rows of the draft, its blocks among them;
+                None = draft_threads
     verbose     llama.cpp's own lines on standard error
     """
 
@@ -58,6 +61,7 @@ class GgufOptions:
     draft_n_min: int = 0
     draft_n_gpu_layers: GpuLayers | None = None
     draft_threads: int | None = None
+    draft_threads_batch: int | None = None
     draft_type_k: str | None = None
     draft_type_v: str | None = None
     verbose: bool = False
@@ -69,6 +73,7 @@ class GgufOptions:
         at_least(1, "n_ubatch", self.n_ubatch)
         at_least(1, "threads_batch", self.threads_batch)
         at_least(1, "draft_threads", self.draft_threads)
+        at_least(1, "draft_threads_batch", self.draft_threads_batch)
         at_least(0, "draft_n_min", self.draft_n_min)
         within("draft_p_min", self.draft_p_min, lambda share: 0 <= share <= 1, "between 0 and 1")
         for name in ("repack", "verbose"):

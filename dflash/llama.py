@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from os import PathLike, fspath
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex, cast
 
 from dflash import llama_lines as lines
 from dflash.checks import at_least, switch
@@ -24,6 +24,7 @@ from dflash.closing import Closing
 from dflash.config import MTP, NGRAM, NO_DRAFT, path_name
 from dflash.engine import Engine, load
 from dflash.errors import ConfigError
+from dflash.gguf_options import CACHE_TYPES, GgufOptions, GpuLayers
 from dflash.llama_config import SpecConfig, SpeculativeType, speculative_output_limits
 from dflash.llama_parts import Parts
 from dflash.llama_stats import empty, llama_stats
@@ -46,6 +47,7 @@ SAMPLING = {  # their name -> ours
     "ignore_eos": "ignore_eos",
 }
 LARGEST = 2**30  # tokens; as far as the context goes
+FLASH: Mapping[bool | None, Literal["auto", "on", "off"]] = {None: "auto", True: "on", False: "off"}
 
 
 class Llama(Closing):
@@ -65,14 +67,15 @@ class Llama(Closing):
         seed: int | None = None,
         speculative: SpecConfig | None = None,
         flash_attn: bool | None = None,
-        type_k: str = "f16",
-        type_v: str = "f16",
+        type_k: str | int | None = None,
+        type_v: str | int | None = None,
         verbose: bool = False,
     ) -> None:
         """Load ``model_path`` and the sidecar that ``speculative`` names.
 
-        ``n_ctx`` 0 is what the model was trained for. ``ctx_checkpoints`` is taken and has nothing
-        to do: rejected drafts leave the cache by position. Raises ValueError and
+        ``n_ctx`` 0 is what the model was trained for. ``type_k`` and ``type_v`` are names or
+        ggml's numbers. ``ctx_checkpoints`` is taken and has nothing to do: rejected drafts leave
+        the cache by position. Raises ValueError and
         NotImplementedError as `SpecConfig.validate` does, and what ``dflash.load`` raises.
         """
         spec = SpecConfig() if speculative is None else speculative
@@ -83,20 +86,20 @@ class Llama(Closing):
         most = spec.max_draft_tokens()
         self.spec, self.verbose, self._seed = spec, verbose, seed
         self.model_path = path_name("model_path", model_path)
-        options = {
-            "n_ctx": n_ctx or None,
-            "n_batch": n_batch,
-            "n_ubatch": min(n_ubatch, n_batch),
-            "n_gpu_layers": n_gpu_layers,
-            "threads_batch": n_threads_batch,
-            "flash_attn": {None: "auto", True: "on", False: "off"}[flash_attn],
-            "type_k": type_k,
-            "type_v": type_v,
-            "verbose": verbose,
+        options = GgufOptions(
+            n_ctx=n_ctx or None,
+            n_batch=n_batch,
+            n_ubatch=min(n_ubatch, n_batch),
+            n_gpu_layers=cast("GpuLayers", n_gpu_layers),  # looked at there
+            threads_batch=n_threads_batch,
+            flash_attn=FLASH[flash_attn],
+            type_k=_cache_type(type_k) or "f16",
+            type_v=_cache_type(type_v) or "f16",
+            verbose=verbose,
             **_draft_options(spec),
-        }
+        )
         if verbose:
-            self._say_all(lines.estimate(self.model_path, spec, options["n_ctx"]))
+            self._say_all(lines.estimate(self.model_path, spec, options))
         self._engine: Engine = load(
             self.model_path,
             _draft_name(spec),
@@ -110,6 +113,8 @@ class Llama(Closing):
         if n_gpu_layers not in (0, "auto") and pair.runs_on()["device"].startswith("cpu"):
             said = f"n_gpu_layers={n_gpu_layers!r}: this build of llama.cpp has no GPU; on CPU"
             print(said, file=sys.stderr)  # noqa: T201 - asked for, and not to be had
+        for line in lines.unused(spec):
+            print(line, file=sys.stderr)  # noqa: T201 - as above
         self._say_all(lines.start(getattr(pair, "draft_file", None), spec, self._block - 1))
 
     @property
@@ -160,12 +165,13 @@ class Llama(Closing):
     ) -> Any:
         """The answer to ``messages`` through the file's chat template; options as above.
 
-        Raises ConfigError for a message that holds an image or audio: text only.
+        Without ``max_tokens`` it ends where the model does, or the context. Raises ConfigError for
+        a message that holds an image or audio: text only.
         """
         if isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages):
             raise ConfigError(f"messages must be a list of mappings, got {messages!r}")
         turns = [{**message, "content": _text(message.get("content"))} for message in messages]
-        chunks = self._run(turns, chat=True, options=options)
+        chunks = self._run(turns, chat=True, options={"max_tokens": None, **options})
         parts = Parts("chat.completion", self.model_path)
         return parts.stream(chunks) if stream else parts.whole(chunks)
 
@@ -183,14 +189,12 @@ class Llama(Closing):
 
     def _watched(self, stream: Iterator[Chunk]) -> Iterator[Chunk]:
         """The same chunks; the statistics are kept when the last has come."""
-        rounds: list[tuple[int, int]] = []
-        for number, chunk in enumerate(stream):
-            accepted = chunk.sources.count("draft")
-            if number:  # the first token is the prompt's
-                rounds.append((self._block - 1, accepted))
+        kept: list[int] = []  # of each round that drafted
+        for chunk in stream:
+            if chunk.drafted:
+                kept.append(chunk.sources.count("draft"))
             if chunk.stats is not None:
-                drafting = rounds if chunk.stats.drafted else []
-                self._last = llama_stats(chunk.stats, drafting)
+                self._last = llama_stats(chunk.stats, kept)
                 self._say_all(lines.summary(self._last, self.spec))
             yield chunk
 
@@ -218,22 +222,29 @@ def _check(spec: Any, counts: Mapping[str, Any], others: Mapping[str, Any]) -> N
 def _draft_name(spec: SpecConfig) -> str:
     if spec.has_file:
         return fspath(spec.draft_model_path or "")
-    if spec.spec_type.is_mtp:
+    if spec.spec_type.is_mtp():
         return MTP
-    return NGRAM if spec.spec_type.is_ngram else NO_DRAFT
+    return NGRAM if spec.spec_type.is_ngram() else NO_DRAFT
 
 
 def _draft_options(spec: SpecConfig) -> dict[str, Any]:
-    if not spec.spec_type.is_draft:
+    if not spec.spec_type.is_draft():
         return {}
     return {
         "draft_p_min": spec.draft_p_min,
         "draft_n_min": spec.draft_n_min,
         "draft_n_gpu_layers": spec.draft_n_gpu_layers,
         "draft_threads": spec.draft_n_threads,
-        "draft_type_k": spec.draft_type_k,
-        "draft_type_v": spec.draft_type_v,
+        "draft_threads_batch": spec.draft_n_threads_batch,
+        "draft_type_k": _cache_type(spec.draft_type_k),
+        "draft_type_v": _cache_type(spec.draft_type_v),
     }
+
+
+def _cache_type(value: Any) -> Any:
+    """Our name of a number format for ggml's number; anything else as it is."""
+    names = {number: name for name, number in CACHE_TYPES.items()}
+    return names.get(value, value) if type(value) is int else value
 
 
 def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:

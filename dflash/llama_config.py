@@ -31,37 +31,34 @@ class SpeculativeType(IntEnum):
     NGRAM_CACHE = 10
     COUNT = 11
 
-    @property
+    def __str__(self) -> str:
+        """As `to_str`."""
+        return self.to_str()
+
     def is_none(self) -> bool:
         """No drafts."""
         return self is SpeculativeType.NONE
 
-    @property
     def is_draft(self) -> bool:
         """Drafts of a model."""
         return SpeculativeType.DRAFT_SIMPLE <= self <= SpeculativeType.DRAFT_DSPARK
 
-    @property
     def is_ngram(self) -> bool:
         """Drafts looked up in a text."""
         return SpeculativeType.NGRAM_SIMPLE <= self <= SpeculativeType.NGRAM_CACHE
 
-    @property
     def is_eagle3(self) -> bool:
         """An EAGLE-3 draft."""
         return self is SpeculativeType.DRAFT_EAGLE3
 
-    @property
     def is_mtp(self) -> bool:
         """The target's own heads."""
         return self is SpeculativeType.DRAFT_MTP
 
-    @property
     def is_dflash(self) -> bool:
         """A DFlash or DFlash2 sidecar."""
         return self is SpeculativeType.DRAFT_DFLASH
 
-    @property
     def is_dspark(self) -> bool:
         """A DSpark sidecar."""
         return self is SpeculativeType.DRAFT_DSPARK
@@ -139,12 +136,11 @@ class SpecConfig:
     @property
     def has_file(self) -> bool:
         """Whether the draft is a file of its own."""
-        return self.spec_type.is_dflash or self.spec_type.is_eagle3
+        return self.spec_type.is_dflash() or self.spec_type.is_eagle3()
 
-    @property
     def enabled(self) -> bool:
         """Whether anything is drafted."""
-        return not self.spec_type.is_none
+        return not self.spec_type.is_none()
 
     def resolved_draft_n_gpu_layers(self) -> int:
         """llama.cpp's number: -1 as many as fit, -2 all. Raises ValueError."""
@@ -162,7 +158,7 @@ class SpecConfig:
 
     def max_draft_tokens(self) -> int:
         """Most drafts of a round; 0 when nothing is drafted."""
-        return self.draft_n_max if self.enabled else 0
+        return self.draft_n_max if self.enabled() else 0
 
     def validate(self) -> None:
         """Raise NotImplementedError for a method that cannot run, ValueError for bad values."""
@@ -171,7 +167,7 @@ class SpecConfig:
                 f"SpecConfig: spec_type must be a SpeculativeType, got {self.spec_type!r} "
                 "(SpeculativeType.from_str knows names)"
             )
-        if self.spec_type.is_none:
+        if self.spec_type.is_none():
             return
         if self.spec_type not in IMPLEMENTED:
             known = ", ".join(kind.to_str() for kind in IMPLEMENTED)
@@ -194,17 +190,18 @@ class SpecConfig:
             return isinstance(value, int) and not isinstance(value, bool)
 
         def positive(value: Any) -> bool:
-            return value is None or (whole(value) and value > 0)
+            return whole(value) and value > 0
 
         def share(value: Any) -> bool:
             return is_number(value) and 0 <= value <= 1
 
-        more_than_none = [
+        counts = [
             *("draft_n_max", "ngram_size_n", "ngram_size_m", "ngram_min_hits"),
             *("ngram_mod_n_match", "ngram_mod_n_max", "ngram_mod_n_min"),
-            *("draft_n_threads", "draft_n_threads_batch", "ngram_max_entries_per_key"),
         ]
-        rules = [(n, getattr(self, n), positive, "a whole number above 0") for n in more_than_none]
+        optional = ["draft_n_threads", "draft_n_threads_batch", "ngram_max_entries_per_key"]
+        given = [*counts, *(name for name in optional if getattr(self, name) is not None)]
+        rules = [(n, getattr(self, n), positive, "a whole number above 0") for n in given]
         most = self.draft_n_max
         return [
             *rules,

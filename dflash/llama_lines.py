@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from os import fspath
 from typing import Any
 
-from dflash.gguf_file import read_header
+from dflash.gguf_file import BLOCKS, Header, read_header
+from dflash.gguf_options import CACHE_TYPES, GgufOptions
 from dflash.llama_config import SpecConfig
 
+LARGEST = 2**20  # tokens of a context whose file does not say what it was trained for
+OUTPUTS = 64  # rows of a pass whose logits are kept
+DRAFT_ROWS = 128  # rows of a pass of a sidecar
+UNREAD = frozenset(
+    {
+        *("draft_p_split", "draft_cpu_moe", "draft_n_cpu_moe", "draft_tensor_buft_overrides"),
+        *("draft_devices", "draft_model_kwargs", "ngram_size_n", "ngram_size_m"),
+        *("ngram_min_hits", "ngram_max_entries_per_key", "ngram_mod_n_match", "ngram_mod_n_max"),
+        *("ngram_mod_n_min", "lookup_cache_dynamic", "lookup_cache_static"),
+    }
+)
+"""Fields of a `SpecConfig` that are checked and then have no meaning for this engine."""
 
-def estimate(path: str, spec: SpecConfig, n_ctx: int | None) -> Iterator[str]:
-    """Memory of weights, caches and logits, from the headers alone."""
-    for name, size in _memory(path, spec, n_ctx).items():
+
+def estimate(path: str, spec: SpecConfig, options: GgufOptions) -> Iterator[str]:
+    """Memory of weights, caches and buffers, from the headers alone."""
+    for name, size in _memory(path, spec, options).items():
         yield f"memory estimate: {name} {size / 2**20:.1f} MiB"
+
+
+def unused(spec: SpecConfig) -> Iterator[str]:
+    """Fields that were set and that nothing here reads."""
+    for field in fields(spec) if spec.enabled() else ():
+        made = field.default_factory
+        usual = field.default if made is MISSING else made()
+        if field.name in UNREAD and getattr(spec, field.name) != usual:
+            said = f"{field.name}={getattr(spec, field.name)!r}"
+            yield f"SpecConfig: {said} has nothing to do here: this package drafts without it"
 
 
 def start(draft: Any, spec: SpecConfig, runs: int) -> Iterator[str]:
@@ -39,7 +64,7 @@ def start(draft: Any, spec: SpecConfig, runs: int) -> Iterator[str]:
 
 def summary(stats: Mapping[str, Any], spec: SpecConfig) -> Iterator[str]:
     """How a request went; nothing where none was drafted."""
-    if not spec.enabled:
+    if not spec.enabled():
         return
     s = stats
     yield f"Llama.generate: {spec.spec_type.to_str()} summary"
@@ -52,23 +77,53 @@ def summary(stats: Mapping[str, Any], spec: SpecConfig) -> Iterator[str]:
     yield f"  Output      {s['generation_tokens']} tokens, {rate:.1f} tokens a second"
 
 
-def _memory(path: str, spec: SpecConfig, n_ctx: int | None) -> dict[str, int]:
+def _memory(path: str, spec: SpecConfig, options: GgufOptions) -> dict[str, float]:
     """Bytes by what they are for."""
     target = read_header(path)
-    tokens = n_ctx or int(target.own("context_length", 0))
-    heads = int(target.own("attention.head_count", 1))
-    width = int(target.own("embedding_length", 0))
-    kv = int(target.own("attention.head_count_kv", heads)) * (width // heads)
-    found = {
+    tokens = _count(target, "context_length")
+    tokens = min(options.n_ctx or tokens, tokens or LARGEST)
+    rows = options.n_ubatch
+    formats = options.type_k, options.type_v
+    found: dict[str, float] = {
         "target": target.path.stat().st_size,
-        "target cache": 4 * tokens * kv * int(target.own("block_count", 0)),
-        "logits": 4 * 64 * len(target.metadata.get("tokenizer.ggml.tokens") or ()),
+        "target cache": tokens * _cached(target, *formats),
+        "target buffers": _buffers(target, rows, OUTPUTS),
     }
     if spec.has_file:
         draft = read_header(fspath(spec.draft_model_path or ""))
-        size = int(draft.own("attention.head_count_kv", 0)) * int(
-            draft.own("attention.key_length", 0)
-        )
+        asked = options.draft_type_k or formats[0], options.draft_type_v or formats[1]
         found["sidecar"] = draft.path.stat().st_size
-        found["sidecar cache"] = 4 * tokens * size * int(draft.own("block_count", 0))
+        found["sidecar cache"] = tokens * _cached(draft, *asked)
+        found["sidecar buffers"] = _buffers(draft, DRAFT_ROWS, OUTPUTS)
     return found
+
+
+def _cached(header: Header, type_k: str, type_v: str) -> float:
+    """Bytes of the keys and values of a token, in all layers that have any."""
+    layers, heads = _count(header, "block_count"), _count(header, "attention.head_count", 1)
+    given = header.own("attention.head_count_kv", heads)
+    kv = sum(given) if isinstance(given, list) else layers * given
+    size = _count(header, "embedding_length") // heads
+    return float(
+        kv * _count(header, "attention.key_length", size) * _bytes(type_k)
+        + kv * _count(header, "attention.value_length", size) * _bytes(type_v)
+    )
+
+
+def _buffers(header: Header, rows: int, outputs: int) -> int:
+    """Bytes of the widest step of a pass, and of the logits that are kept; the rest is small."""
+    tokens = len(header.metadata.get("tokenizer.ggml.tokens") or ())
+    widest = 2 * _count(header, "feed_forward_length") + 2 * _count(header, "embedding_length")
+    return 4 * (max(rows * widest, outputs * tokens) + outputs * tokens)
+
+
+def _bytes(name: str) -> float:
+    """Of one number in a format of the cache."""
+    _, numbers, size = BLOCKS[CACHE_TYPES[name]]
+    return size / numbers
+
+
+def _count(header: Header, key: str, usual: int = 0) -> int:
+    """A number of the header; the largest where layers differ."""
+    value = header.own(key, usual)
+    return max(value, default=usual) if isinstance(value, list) else int(value)

@@ -42,12 +42,10 @@ def empty() -> dict[str, Any]:
     }
 
 
-def llama_stats(stats: Stats, drafted_rounds: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """The same run; ``drafted_rounds`` are (drafted, accepted) of every round that drafted."""
+def llama_stats(stats: Stats, kept: Sequence[int]) -> dict[str, Any]:
+    """The same run; ``kept`` are the accepted drafts of every round that drafted."""
     found = empty()
-    rounds = len(drafted_rounds)
-    some = sum(accepted > 0 for _, accepted in drafted_rounds)
-    whole = sum(drafted == accepted for drafted, accepted in drafted_rounds)
+    rounds, some = len(kept), sum(accepted > 0 for accepted in kept)
     seconds = _seconds(stats)
     rate = _ratio(stats.accepted, stats.drafted)
     found.update(
@@ -67,8 +65,8 @@ def llama_stats(stats: Stats, drafted_rounds: Sequence[tuple[int, int]]) -> dict
         mean_accepted_length=1 + _ratio(stats.accepted, rounds) if rounds else 0.0,
         acceptance_rate_per_position=list(stats.acceptance_by_position),
         verification_steps=rounds,
-        rollbacks=rounds - whole,
-        native_rollbacks=rounds - whole,
+        rollbacks=stats.rollbacks,
+        native_rollbacks=stats.rollbacks,
         draft_seconds=stats.draft_seconds or 0.0,
         target_decode_seconds=stats.verify_seconds or 0.0,
         time_to_first_token_seconds=stats.time_to_first_token,

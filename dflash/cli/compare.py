@@ -162,9 +162,9 @@ def lines(found: Comparison, texts: bool = False) -> Iterator[str]:
     for arm in found.arms[1:]:
         kept = " ".join(f"{rate:.2f}" for rate in arm.stats.acceptance_by_position)
         yield f"kept at draft 1, 2, ... of {arm.draft_tokens}: {kept or '-'}"
-    for arm in found.arms:
-        if not arm.deterministic:
-            yield f"{counted(arm.draft_tokens, 'draft')}: runs differ from each other"
+    apart = [counted(arm.draft_tokens, "draft") for arm in found.arms if not arm.deterministic]
+    said = f"no: runs differ from each other with {', '.join(apart)}" if apart else "yes"
+    yield f"deterministic: {said}"
     if texts:
         for arm in (found.arms[0], found.arms[-1]):
             yield f"--- {counted(arm.draft_tokens, 'draft')}\n{arm.text}"

@@ -32,7 +32,8 @@ _ANNOTATIONS: Mapping[str, Any] = {
     "n_batch": Annotated[int | None, _llama("n_batch", "Rows of a decode call; default 512.")],
     "n_ubatch": Annotated[int | None, _llama("n_ubatch", "Rows computed at once; default 512.")],
     "threads_batch": Annotated[
-        int | None, _llama("threads_batch", "CPU threads for prompts; default: --threads.")
+        int | None,
+        _llama("threads_batch", "CPU threads for prompts and blocks; else --threads."),
     ],
     "n_gpu_layers": Annotated[
         str | None, _llama("n_gpu_layers", "Layers on a GPU; default auto.", metavar="N|auto|all")

@@ -351,6 +351,44 @@ def test_a_drafts_layers_on_a_gpu_are_the_targets_only_where_nothing_is_said(
     assert (made.target(Path("t.gguf"), False), made.draft(Path("d.gguf"))) == (7, found)
 
 
+def test_settings_are_handed_on_to_llama_cpp_as_they_are() -> None:
+    options = {
+        "n_batch": 96,
+        "n_ubatch": 48,
+        "threads_batch": 5,
+        "flash_attn": "on",
+        "type_k": "q8_0",
+        "type_v": "bf16",
+        "draft_type_k": "f32",
+    }
+    made = settings.Settings(LoadConfig("t.gguf", threads=3, gguf=options), library())
+    params = made.params(1000)
+    assert (params.n_ctx, params.n_batch, params.n_ubatch) == (1000, 96, 48)
+    assert (params.n_threads, params.n_threads_batch, params.flash_attn_type) == (3, 5, 1)
+    assert (params.type_k, params.type_v) == (8, 30)
+    draft = made.draft_params(1000, 16)
+    assert (draft.n_batch, draft.n_ubatch, draft.type_k, draft.type_v) == (16, 16, 0, 30)
+    assert (draft.n_threads, draft.n_threads_batch) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "single", "several"),
+    [
+        ({}, 3, 3),
+        ({"draft_threads": 2}, 2, 2),
+        ({"draft_threads": 2, "draft_threads_batch": 4}, 2, 4),
+        ({"threads_batch": 6, "draft_threads_batch": 1}, 3, 1),
+    ],
+)
+def test_threads_of_the_draft_are_those_of_its_blocks_too(
+    options: dict[str, int], single: int, several: int
+) -> None:
+    """A block has several rows, and those are computed by the threads for batches."""
+    made = settings.Settings(LoadConfig("t.gguf", threads=3, gguf=options), library())
+    params = made.draft_params(64, 16)
+    assert (params.n_threads, params.n_threads_batch) == (single, several)
+
+
 def test_what_only_llama_cpps_own_server_drafts_with_is_sent_there(
     files: dict[str, Path],
 ) -> None:
@@ -401,11 +439,13 @@ def test_a_reduced_vocabulary_proposes_its_own_tokens_only(
         pair(files, bad)
 
 
+@pytest.mark.parametrize("sections", [[8, 0, 0, 0], [3, 3, 2, 0]])
 def test_a_sidecar_with_text_positions_of_m_rope_drafts_the_same(
-    files: dict[str, Path], tmp_path: Path
+    sections: list[int], files: dict[str, Path], tmp_path: Path
 ) -> None:
-    sections = {"dflash.rope.dimension_sections": [8, 0, 0, 0]}
-    draft = edited(files["v1"], tmp_path / "mrope.gguf", sections)
+    """Text has time, height and width alike, so it turns as without sections."""
+    keys = {"dflash.rope.dimension_sections": sections}
+    draft = edited(files["v1"], tmp_path / "mrope.gguf", keys)
     runs = []
     for file in (files["v1"], draft):
         with Engine(pair(files, file)) as engine:

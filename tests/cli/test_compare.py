@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dflash.backends.toy import ToyModel, ToyPair
+from dflash.cli.compare import lines
 from dflash.comparison import Trial, compare, divergence, settle_algorithm
 from dflash.engine import Engine
 from dflash.errors import ConfigError
@@ -53,6 +54,7 @@ def test_the_report_has_a_row_for_each_number_of_drafts() -> None:
     assert "--- 0 drafts" in found.out
     assert "selector" not in found.out, "this draft has none"
     assert "rollbacks: rounds that rejected a draft" in found.out
+    assert "deterministic: yes" in found.out
 
 
 def test_trees_join_every_arm_but_the_ordinary_one() -> None:
@@ -121,6 +123,7 @@ def test_another_text_is_found_and_its_place_named() -> None:
         found = compare(engine, Trial("Once", [3], {"max_tokens": 24}, runs=2, warmup=2))
     assert not found.same
     assert any(arm.first_divergence is not None for arm in found.arms)
+    assert "deterministic: no: runs differ from each other with" in "\n".join(lines(found))
 
 
 def test_divergence_is_the_first_place_that_differs() -> None:

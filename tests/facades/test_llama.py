@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,26 @@ def test_a_stream_has_the_same_text_and_may_be_left(files: dict[str, str]) -> No
             assert again["choices"] == whole["choices"]
 
 
+KEYS = """
+    drafted verified accepted begin_calls draft_calls process_calls accept_calls generated_drafts
+    accepted_drafts draft_batch_acceptance_rate accepted_draft_tokens draft_token_acceptance_rate
+    mean_accepted_length acceptance_rate_per_position begin_seconds draft_seconds
+    target_decode_seconds target_sync_seconds process_seconds accept_seconds checkpoint_captures
+    checkpoint_restores checkpoint_verification_reuses checkpoint_native_captures
+    checkpoint_native_restores checkpoint_device_captures checkpoint_device_restores
+    checkpoint_native_verification_rollbacks checkpoint_buffer_bytes checkpoint_capture_seconds
+    checkpoint_restore_seconds verification_steps rollbacks native_rollbacks checkpoint_rollbacks
+    acceptance_rate generation_tokens generation_seconds generation_tokens_per_second
+    time_to_first_token_seconds sustained_tokens sustained_seconds sustained_tokens_per_second
+    decode_tokens decode_seconds decode_tokens_per_second
+"""
+
+
 def test_every_statistic_is_there_from_the_start(files: dict[str, str]) -> None:
     with llama(files) as model:
         before = model.last_speculative_stats
-        assert not any(before.values())
+        assert set(before) == set(KEYS.split())
+        assert before["acceptance_rate_per_position"] == [] and not any(before.values())
         model("Once", max_tokens=20)
         after = model.last_speculative_stats
     assert after.keys() == before.keys()
@@ -127,6 +144,19 @@ def test_every_statistic_is_there_from_the_start(files: dict[str, str]) -> None:
     rounds = after["draft_calls"]
     assert after["mean_accepted_length"] == pytest.approx(1 + after["accepted"] / rounds)
     assert 0 <= after["rollbacks"] <= rounds
+
+
+def test_only_rounds_that_rejected_a_draft_are_rollbacks(files: dict[str, str]) -> None:
+    spec = SpecConfig(SpeculativeType.NGRAM_SIMPLE, 7)
+    with Llama(files["target"], n_ctx=256, n_threads=1, speculative=spec) as model:
+        for tokens in (11, 13, 20):  # the last block is cut short by the limit
+            found = model("Once", max_tokens=tokens, logit_bias={70: 100.0})
+            stats = model.last_speculative_stats
+            assert found["usage"]["completion_tokens"] == tokens
+            assert stats["accepted"] == stats["drafted"] and stats["accepted"]
+            assert stats["rollbacks"] == stats["native_rollbacks"] == 0
+            plain = tokens - 1 - stats["accepted"] - stats["draft_calls"]
+            assert plain >= 1, "nothing is looked up before anything was said twice"
 
 
 def test_ngram_drafts_need_no_file(files: dict[str, str]) -> None:
@@ -204,6 +234,11 @@ def test_an_interpreter_ends_quietly_with_a_model_open(files: dict[str, str]) ->
         ({"draft_n_cpu_moe": -1}, "draft_n_cpu_moe"),
         ({"draft_n_threads": 0}, "draft_n_threads"),
         ({"draft_n_max": "three"}, "draft_n_max"),
+        ({"draft_n_max": None}, "draft_n_max"),
+        ({"ngram_size_m": 0}, "ngram_size_m"),
+        ({"draft_p_split": -0.1}, "draft_p_split"),
+        ({"draft_p_min": 1.1}, "draft_p_min"),
+        ({"draft_n_threads_batch": 0}, "draft_n_threads_batch"),
         ({"draft_n_max": 2.5}, "draft_n_max"),
         ({"draft_n_min": None}, "draft_n_min"),
         ({"draft_p_min": "half"}, "draft_p_min"),
@@ -271,12 +306,48 @@ def test_methods_without_an_engine_are_not_implemented() -> None:
             SpecConfig(kind, draft_model_path="x.gguf").validate()
 
 
+DEFAULTS: dict[str, Any] = {
+    "spec_type": SpeculativeType.NONE,
+    "draft_n_max": 3,
+    "draft_n_min": 0,
+    "draft_p_split": 0.1,
+    "draft_p_min": 0.0,
+    "draft_model_path": None,
+    "draft_n_gpu_layers": "auto",
+    "draft_n_threads": None,
+    "draft_n_threads_batch": None,
+    "draft_cpu_moe": False,
+    "draft_n_cpu_moe": 0,
+    "draft_tensor_buft_overrides": None,
+    "draft_type_k": None,
+    "draft_type_v": None,
+    "draft_devices": [],
+    "draft_backend_sampling": True,
+    "ngram_size_n": 12,
+    "ngram_size_m": 48,
+    "ngram_min_hits": 1,
+    "ngram_max_entries_per_key": None,
+    "ngram_mod_n_match": 24,
+    "ngram_mod_n_max": 64,
+    "ngram_mod_n_min": 48,
+    "lookup_cache_dynamic": None,
+    "lookup_cache_static": None,
+    "draft_model_kwargs": {},
+}
+
+
+def test_every_field_is_there_with_its_default() -> None:
+    assert asdict(SpecConfig()) == DEFAULTS
+    assert [field.name for field in fields(SpecConfig)] == list(DEFAULTS), "order is positional"
+
+
 def test_defaults_are_those_people_know() -> None:
     spec = SpecConfig(draft_n_threads=3)
     assert (spec.draft_n_max, spec.draft_n_min, spec.draft_p_split) == (3, 0, 0.1)
     assert spec.draft_n_threads_batch == 3
-    assert spec.draft_backend_sampling and spec.draft_devices == [] and not spec.enabled
+    assert spec.draft_backend_sampling and spec.draft_devices == [] and not spec.enabled()
     assert spec.max_draft_tokens() == 0
+    assert SpecConfig(DFLASH, 5).max_draft_tokens() == 5 and SpecConfig(DFLASH).enabled()
     layers = [SpecConfig(draft_n_gpu_layers=n) for n in ("auto", "all", 7)]
     assert [one.resolved_draft_n_gpu_layers() for one in layers] == [-1, -2, 7]
     assert speculative_output_limits(512, 2, 7) == (16, 8)
@@ -290,11 +361,11 @@ def test_types_have_numbers_names_and_questions() -> None:
     for text in ("draft-dflash", " DRAFT_DFLASH ", "dflash", "draft dflash"):
         assert SpeculativeType.from_str(text) is DFLASH
     assert SpeculativeType.from_str("ngram-k4v") is SpeculativeType.NGRAM_MAP_K4V
-    assert DFLASH.to_str() == "draft-dflash"
+    assert DFLASH.to_str() == str(DFLASH) == "draft-dflash"
     assert SpeculativeType.COUNT.to_str() == "unknown"
-    assert DFLASH.is_draft and DFLASH.is_dflash and not DFLASH.is_ngram
-    assert SpeculativeType.NGRAM_MOD.is_ngram and SpeculativeType.NONE.is_none
-    assert SpeculativeType.DRAFT_MTP.is_mtp and SpeculativeType.DRAFT_DSPARK.is_dspark
-    assert SpeculativeType.DRAFT_EAGLE3.is_eagle3
+    assert DFLASH.is_draft() and DFLASH.is_dflash() and not DFLASH.is_ngram()
+    assert SpeculativeType.NGRAM_MOD.is_ngram() and SpeculativeType.NONE.is_none()
+    assert SpeculativeType.DRAFT_MTP.is_mtp() and SpeculativeType.DRAFT_DSPARK.is_dspark()
+    assert SpeculativeType.DRAFT_EAGLE3.is_eagle3()
     with pytest.raises(ValueError, match="Unknown speculative type"):
         SpeculativeType.from_str("medusa")

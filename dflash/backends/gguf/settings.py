@@ -49,7 +49,9 @@ class Settings:
         """Those of a draft's context, whose passes have at most ``rows`` rows."""
         options, params = self.options, self.params(capacity + ROOM)
         params.n_batch = params.n_ubatch = rows
-        params.n_threads = options.draft_threads or params.n_threads
+        threads = options.draft_threads
+        params.n_threads = threads or params.n_threads
+        params.n_threads_batch = options.draft_threads_batch or threads or params.n_threads_batch
         params.type_k = CACHE_TYPES[options.draft_type_k or options.type_k]
         params.type_v = CACHE_TYPES[options.draft_type_v or options.type_v]
         return params

@@ -1,0 +1,159 @@
+"""`dflash.llama.Llama`: what it says beforehand, what it hands on, and how it ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")  # makes the tiny files
+pytest.importorskip("xllamacpp")
+
+from dflash.backends.gguf.native import Context, Model
+from dflash.gguf_file import read_header
+from dflash.llama import Llama, SpecConfig, SpeculativeType
+from tests.backends.gguf_files import DFLASH2, edited, save_sidecar
+from tests.backends.test_gguf_hybrid import write_hybrid
+from tests.backends.tiny import tiny_target, tiny_tokenizer
+from tests.backends.tiny_gguf import write_gguf
+
+DFLASH = SpeculativeType.DRAFT_DFLASH
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target.gguf, v1.gguf, v2.gguf, mrope.gguf, hybrid.gguf and its draft, hybrid-draft.gguf."""
+    made = tmp_path_factory.mktemp("llama")
+    target = write_gguf(made / "target.gguf", tiny_target("llama"), tiny_tokenizer())
+    v1 = save_sidecar(made / "v1.gguf", target)
+    save_sidecar(made / "v2.gguf", target, **DFLASH2)
+    edited(v1, made / "mrope.gguf", {"dflash.rope.dimension_sections": [3, 3, 2, 0]})
+    save_sidecar(made / "hybrid-draft.gguf", write_hybrid(made / "hybrid.gguf"))
+    return made
+
+
+def llama(folder: Path, draft: str = "v1", target: str = "target", **options: Any) -> Llama:
+    spec = SpecConfig(DFLASH, 3, draft_model_path=str(folder / f"{draft}.gguf"))
+    return Llama(
+        str(folder / f"{target}.gguf"),
+        **{"n_ctx": 256, "n_threads": 1, "speculative": spec, **options},
+    )
+
+
+def estimates(said: str) -> dict[str, float]:
+    found = re.findall(r"memory estimate: ([a-z ]+) ([0-9.]+) MiB", said)
+    return {name: float(size) for name, size in found}
+
+
+def test_the_memory_of_all_parts_is_said_before_anything_is_loaded(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> Any:
+        raise InterruptedError
+
+    monkeypatch.setattr("dflash.llama.load", stop)
+    with pytest.raises(InterruptedError):
+        llama(folder, n_ctx=200, type_k="f32", verbose=True)
+    found = estimates(capsys.readouterr().err)
+    assert list(found) == [
+        *("target", "target cache", "target buffers"),
+        *("sidecar", "sidecar cache", "sidecar buffers"),
+    ]
+    for name, file in (("target", "target.gguf"), ("sidecar", "v1.gguf")):
+        assert found[name] == pytest.approx((folder / file).stat().st_size / MIB, abs=0.06)
+        own = read_header(folder / file).own
+        numbers = own("block_count") * own("attention.head_count_kv") * own("attention.key_length")
+        assert found[f"{name} cache"] == pytest.approx(200 * numbers * (4 + 2) / MIB, abs=0.06)
+    assert found["target buffers"] > 64 * 512 * 4 / MIB  # logits, at least
+
+
+def test_a_hybrid_target_whose_layers_differ_can_be_verbose(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with llama(folder, "hybrid-draft", "hybrid", verbose=True) as model:
+        assert model("Once", max_tokens=6)["usage"]["completion_tokens"] == 6
+    found = estimates(capsys.readouterr().err)
+    numbers = 2 * 2 * 16  # two layers with attention, two key heads, 16 wide
+    assert found["target cache"] == pytest.approx(256 * numbers * 4 / MIB, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("draft", "lines"),
+    [
+        ("v1", ["DFlash speculative decoding", "selector_top_k 0, mrope False", "sampled on host"]),
+        ("v2", ["DFlash2 speculative decoding", "selector_top_k 5, mrope False", "selector choo"]),
+        ("mrope", ["DFlash speculative decoding", "target_layers [1, 3]", "mrope True"]),
+    ],
+)
+def test_verbose_lines_name_the_variant(
+    draft: str, lines: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with llama(folder, draft, verbose=True) as model:
+        model("Once", max_tokens=6)
+    said = capsys.readouterr().err
+    for words in [
+        *lines,
+        "draft_n_max 3 (runs 3), draft_n_min 0, draft_p_min 0.0",
+        "mask_token 300",
+        "backend_sampling requested, inactive",
+        *("Calls ", "Acceptance ", "Phase time ", "Checkpoint ", "Output "),
+    ]:
+        assert words in said, words
+
+
+def test_a_field_that_nothing_reads_is_said_and_the_usual_ones_are_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = SpecConfig(DFLASH, draft_model_path=folder / "v1.gguf", draft_devices=["cuda:0"])
+    llama(folder, speculative=spec).close()
+    assert "SpecConfig: draft_devices=['cuda:0'] has nothing to do here" in capsys.readouterr().err
+    llama(folder).close()
+    assert capsys.readouterr().err == ""
+
+
+def test_number_formats_may_be_ggmls_numbers(folder: Path) -> None:
+    spec = SpecConfig(DFLASH, draft_model_path=folder / "v1.gguf", draft_type_k=30, draft_type_v=1)
+    with llama(folder, speculative=spec, type_k=0, type_v=None) as model:
+        options = model._engine.pair._settings.options  # type: ignore[attr-defined]
+        formats = options.type_k, options.type_v, options.draft_type_k, options.draft_type_v
+        assert formats == ("f32", "f16", "bf16", "f16")
+        assert model("Once", max_tokens=6)["choices"][0]["text"]
+
+
+def test_a_chat_without_a_limit_goes_on_to_its_end_and_a_completion_stops_at_16(
+    folder: Path,
+) -> None:
+    with llama(folder, n_ctx=64) as model:
+        chat = model.create_chat_completion([{"role": "user", "content": "Once"}], ignore_eos=True)
+        assert chat["usage"]["total_tokens"] == 64
+        assert model("Once", ignore_eos=True)["usage"]["completion_tokens"] == 16
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is freed, in order: "context", or the file of a model."""
+    order: list[str] = []
+    for kind in (Context, Model):
+        close = kind.close
+
+        def noted(one: Any, close: Any = close) -> None:
+            order.append(one.file.name if isinstance(one, Model) else "context")
+            close(one)
+
+        monkeypatch.setattr(kind, "close", noted)
+    yield order
+
+
+def test_drafts_and_contexts_are_freed_before_the_target(folder: Path, closed: list[str]) -> None:
+    model = llama(folder)
+    model("Once", max_tokens=6)
+    closed.clear()
+    model.close()
+    first = list(closed)
+    model.close()
+    assert first[-2:] == ["v1.gguf", "target.gguf"] and first.count("target.gguf") == 1
+    assert set(first[:-2]) == {"context"} and len(first) >= 5, "both sessions, the lender"
