@@ -8,7 +8,8 @@ target is built to say token t + 1 after token t by a wide margin (its head is i
 on by a row, and its layers whisper), so that a script can say how many of a block's drafts are
 right: the draft runs in full, and its proposals are replaced on the device. Bounds are the bytes of
 target and draft read once at the measured bandwidth. Where CUDA graphs replay the passes, the same
-rounds are measured without them as well, and with ``--compile`` compiled.
+rounds are measured without them as well, and with ``--compile`` compiled. transformers decodes a
+target of the same make, plainly and with its own DFlash, whose drafts follow the same scripts.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
 from bench import record
+from bench.gpu_peers import dflash_rounds, plain_rounds
 from dflash.bench.roofline import ceilings
 from dflash.bench.table import markdown
 from dflash.core.protocols import Pair
-from dflash.core.types import Plan, Proposal
+from dflash.core.types import Plan, Proposal, Request
 from dflash.engine import Engine
 
 #        hidden, layers, heads, key heads, intermediate, vocabulary
@@ -37,6 +39,7 @@ SIZES = {
     "8b": (4096, 32, 32, 8, 14336, 128256),
 }
 DRAFT_LAYERS, WHISPER = 5, 0.02
+ROWS = (1, 2, 4, 8, 16)  # of a verify pass by itself
 SCRIPTS = ((8, 0), (8, 2), (8, 4), (8, 6), (16, 12))  # block size, drafts that are right
 
 
@@ -210,39 +213,24 @@ def run(pair: Any, block: int, right: int, flags: Namespace) -> tuple[float, flo
     return sum(made) / len(made), median(spent)
 
 
-def transformers_ms(pair: Any, flags: Namespace) -> float:
-    """Milliseconds a token of transformers' generate on the same model and context."""
+def verify_ms(pair: Any, flags: Namespace) -> dict[int, float]:
+    """Milliseconds of a pass of the target alone behind the context, by its rows."""
     import torch
 
-    model = pair.target.model
     prompt = [place % pair.vocab_size for place in range(flags.context)]
-    ids = torch.tensor([prompt], device=pair.target.device)
-
-    told: list[float] = []  # when the prompt was taken, then when each token was there
-
-    class Clock:
-        """A streamer; generate waits for each token anyway."""
-
-        def put(self, _: Any) -> None:
-            told.append(time.perf_counter())
-
-        def end(self) -> None:
-            pass
-
-    for tokens in (2, 2 + flags.rounds):  # the first warms up
-        told.clear()
-        with torch.inference_mode():
-            model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                do_sample=False,
-                pad_token_id=0,
-                streamer=Clock(),
-            )
-    steps = [1e3 * (after - before) for before, after in pairwise(told[1:])]
-    return median(steps)
+    session, found = pair.open_target(flags.context + flags.rounds + 64), dict[int, float]()
+    with closing(session):
+        for rows in ROWS:
+            list(session.prefill(Request(prompt, flags.rounds + 4), 0))
+            spent = list[float]()
+            for place in range(flags.rounds + 4):
+                said = (flags.context + place + 1 + torch.arange(rows - 1)) % pair.vocab_size
+                start = time.perf_counter()
+                session.verify(Proposal(said.to(pair.target.device), rows - 1))
+                spent.append(1e3 * (time.perf_counter() - start))
+                session.commit(1)
+            found[rows] = median(spent[4:])
+    return found
 
 
 def measure(flags: Namespace) -> tuple[list[Line], dict[str, Any]]:
@@ -250,7 +238,7 @@ def measure(flags: Namespace) -> tuple[list[Line], dict[str, Any]]:
     pair = make_pair(flags)
     top, replayed = ceilings(pair), pair.replayed()
     lines = ours(pair, flags, top.bytes_per_second)
-    step, compiled = lines[0].round_ms, "not asked for"
+    step, compiled, passes = lines[0].round_ms, "not asked for", verify_ms(pair, flags)
     if not replayed.startswith("off"):
         pair.replay(False)
         lines += ours(pair, flags, top.bytes_per_second, ", no graphs", step)
@@ -258,10 +246,22 @@ def measure(flags: Namespace) -> tuple[list[Line], dict[str, Any]]:
         pair.compile(not flags.no_cuda_graphs)
         compiled = pair.compiled()
         lines += ours(pair, flags, top.bytes_per_second, ", compiled", step)
-    theirs = transformers_ms(pair, flags)
-    lines.append(Line("transformers generate, our layers", 1.0, theirs, None, step / theirs))
+    lines += theirs(pair, flags, step)
     made = {"bytes_per_second": top.bytes_per_second, "flops_per_second": top.flops_per_second}
-    return lines, {**made, "cuda_graphs": replayed, "compiled": compiled}
+    return lines, {**made, "cuda_graphs": replayed, "compiled": compiled, "verify_ms": passes}
+
+
+def theirs(pair: Any, flags: Namespace, step: float) -> list[Line]:
+    """transformers' generate over our layers and over its own, and its DFlash by the scripts."""
+    import torch
+
+    ways = [("transformers generate, our layers", plain_rounds(pair.target.model, flags))]
+    model = make_target(flags.size, flags.device, getattr(torch, flags.dtype)).eval()
+    ways.append(("transformers generate", plain_rounds(model, flags)))
+    for block, right in SCRIPTS:
+        found = dflash_rounds(model, pair.draft.spec, (block, right), flags)
+        ways.append((f"transformers DFlash, block {block}, {right} right", found))
+    return [Line(name, kept, ms, None, kept * step / ms) for name, (kept, ms) in ways]
 
 
 def ours(
@@ -316,7 +316,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before = record.conditions(flags.threads)
     lines, top = measure(flags)
     said = f"cuda graphs: {top['cuda_graphs']}; compiled: {top['compiled']}"
-    print(f"{table_of(lines)}\n\n{said}")
+    passes = top["verify_ms"]
+    rows = ", ".join(f"{n} rows {ms:.2f} ({ms / passes[1]:.2f} x)" for n, ms in passes.items())
+    print(f"{table_of(lines)}\n\n{said}\nms of a verify pass, and over one row: {rows}")
     found = [{**asdict(line), "efficiency": line.efficiency} for line in lines]
     out = flags.out or Path("runs/gpu.json")
     record.write(out, {"conditions": before, "ceilings": top, "lines": found})

@@ -149,12 +149,16 @@ def test_a_target_made_on_the_spot_counts_and_its_draft_follows_the_script(
     where = ["--size", "tiny", "--device", "cpu", "--dtype", "float32", "--threads", "1"]
     gpu.main([*where, "--rounds", "2", "--context", "24", "--out", str(out)])
     lines = json.loads(out.read_text())["lines"]
-    assert [line["committed"] for line in lines] == [1, 1, 3, 5, 7, 13, 1]
+    theirs = [1, 1, 1, 3, 5, 7, 13]  # over our layers, over its own, its DFlash by the scripts
+    assert [line["committed"] for line in lines] == [1, 1, 3, 5, 7, 13, *theirs]
+    assert lines[-1]["name"] == "transformers DFlash, block 16, 12 right"
+    passes = json.loads(out.read_text())["ceilings"]["verify_ms"]
+    assert list(passes) == ["1", "2", "4", "8", "16"] and all(ms > 0 for ms in passes.values())
     assert all(line["round_ms"] > 0 and line["efficiency"] > 0 for line in lines)
     monkeypatch.setattr(pair_module, "open_graphs", lambda *two: open_graphs(*two, Tape()))
     gpu.main([*where, "--rounds", "1", "--context", "24", "--out", str(out)])
     written = json.loads(out.read_text())
-    assert [line["committed"] for line in written["lines"]] == [*[1, 1, 3, 5, 7, 13] * 2, 1]
+    assert [line["committed"] for line in written["lines"]] == [*[1, 1, 3, 5, 7, 13] * 2, *theirs]
     assert written["ceilings"]["cuda_graphs"] == "target and draft"
 
 
