@@ -21,7 +21,8 @@ from typing import Any, cast
 
 import dflash
 from bench import record, sets
-from bench.profile import ATTENTION, VERIFY, WRITES, Named, Watched, seen, timed, times, watched
+from bench.parts import ATTENTION, VERIFY, WRITES
+from bench.profile import Named, Watched, seen, timed, times, watched
 from dflash.bench.table import markdown
 from dflash.core.protocols import Pair
 from dflash.engine import Engine

@@ -6,8 +6,12 @@ Rounds of one text under torch's profiler. Every operator's own time is given to
 (draft, verify, or the loop around them) and to a part: the products of the layers and of the head,
 attention, writes to caches, elementwise work, the choice of tokens. "calls" is what operators that
 compute nothing (views, allocations) take, "python" is when no operator ran at all; both together
-are the share of a round without a tensor kernel. The profiler lengthens exactly that share, so a
-round is also timed without it, and the difference is printed.
+are the share of a round without a tensor kernel: a kernel runs while an operator that computes is
+in torch's dispatcher, its own fixed cost included.
+
+The profiler lengthens exactly that share. So it is measured by a clock that adds almost nothing
+(`gaps.py`, where there is a compiler), and, beside it, from the profiler's figures less its cost of
+one operator, measured on a loop of small ones, for each operator in a gap.
 
 Bounds: the weights of a part read once at the measured bandwidth (the better of a copy and of a
 product with one row), or its operations at the speed of a large product, whichever is longer.
@@ -27,26 +31,14 @@ from typing import Any, cast
 
 import dflash
 from bench import record, sets
+from bench.gaps import Gaps, added_by, gaps, observer, why_not
+from bench.parts import BODY, CALLS, DRAFT, HEAD, IDLE, LOOP, PYTHON, VERIFY, computes, part_of
 from dflash.bench.roofline import ITEM, ceilings
 from dflash.bench.table import markdown
 from dflash.core.protocols import Pair
 from dflash.engine import Engine
 
 WIDE = 16384  # rows of the matrix whose reading is timed
-Names = tuple[str, ...]
-DRAFT, VERIFY, LOOP = "draft", "verify", "loop"
-BODY, HEAD, ATTENTION, WRITES, OTHER = "products", "head", "attention", "copies", "elementwise"
-CHOICE, CALLS, PYTHON = "choice", "calls", "python"
-IDLE = (CALLS, PYTHON)  # no tensor kernel runs
-PRODUCTS = ("linear", "addmm", "::mm", "bmm", "matmul", "pack_mm", "int_mm")
-ATTENDING = ("attention", "softmax")
-COPYING = ("copy_", "::cat", "index_copy", "clone", "index_put")
-CHOOSING: Names = ("::max", "argmax", "amax", "topk", "sort", "isfinite", "local_scalar", "cumsum")
-CHOOSING += ("searchsorted", "gather", "scatter")
-NOTHING: Names = ("view", "reshape", "slice", "select", "transpose", "permute", "expand", "unbind")
-NOTHING += ("split", "chunk", "as_strided", "empty", "unsqueeze", "squeeze", "detach", "alias")
-NOTHING += ("flatten", "::to", "::t", "narrow", "resize", "lift_fresh", "result_type", "::item")
-NOTHING += ("resolve_conj", "resolve_neg", "is_nonzero", "unflatten", "tolist", "contiguous")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +53,15 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Notes:
+    """What the profiler noted of a round, and what that costs."""
+
+    operators: float
+    in_gaps: float  # of them, those that no computing operator called
+    added_us: float  # by the profiler, an operator
+
+
+@dataclass(frozen=True, slots=True)
 class Profiled:
     """A round's parts and their sum."""
 
@@ -68,6 +69,8 @@ class Profiled:
     rounds: int
     round_ms: float  # under the profiler
     quiet_round_ms: float  # median without it, same text and block
+    notes: Notes
+    gaps: Gaps | None  # None = no compiler
 
     @property
     def idle_share(self) -> float:
@@ -76,9 +79,10 @@ class Profiled:
 
     @property
     def quiet_idle_share(self) -> float:
-        """The same with the time that the profiler adds taken off."""
-        added = max(0.0, self.round_ms - self.quiet_round_ms)
-        return max(0.0, self.idle_share * self.round_ms - added) / self.quiet_round_ms
+        """The same with the profiler's cost of each operator taken off."""
+        added = self.notes.added_us / 1e3
+        idle = self.idle_share * self.round_ms - added * self.notes.in_gaps
+        return idle / (self.round_ms - added * self.notes.operators)
 
 
 class Watched:
@@ -158,16 +162,43 @@ def timed(engine: Engine, prompt: Sequence[int], flags: Namespace) -> list[float
 
 def watched(engine: Engine, prompt: Sequence[int], flags: Namespace) -> tuple[Any, int, float]:
     """(profiler's events, rounds, milliseconds of all); ``engine`` is over a `Watched` pair."""
-    from torch.profiler import ProfilerActivity, profile
-
     chunks, count = rounds(engine, prompt, flags), 0
-    kinds = [ProfilerActivity.CPU]
-    if _on_cuda(engine):
-        kinds.append(ProfilerActivity.CUDA)
-    with profile(activities=kinds, record_shapes=True) as watch, _clock() as spent:
+    with _profile(_on_cuda(engine)) as watch, _clock() as spent:
         for _ in range(flags.rounds):
             count += next(chunks, None) is not None
     return watch.events(), count, spent[0]
+
+
+def _profile(cuda: bool) -> Any:
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    return profile(activities=kinds, record_shapes=True)
+
+
+def notes_of(events: Any, count: int, cuda: bool) -> Notes:
+    """Of the ``events`` of ``count`` rounds."""
+    found = [event for event in events if _is_operator(event)]
+    inside = sum(_is_operator(e.cpu_parent) and computes(e.cpu_parent.name) for e in found)
+    added = added_by(lambda: _profile(cuda))
+    return Notes(len(found) / count, (len(found) - inside) / count, added / 1e3)
+
+
+def _is_operator(event: Any) -> bool:
+    return (
+        event is not None
+        and event.name not in (DRAFT, VERIFY)
+        and str(event.device_type) == "DeviceType.CPU"
+    )
+
+
+def gaps_of(engine: Engine, prompt: Sequence[int], flags: Namespace) -> Gaps | None:
+    """Of rounds without the profiler; None where the clock cannot be built."""
+    if why_not() or _on_cuda(engine):
+        return None
+    chunks = rounds(engine, prompt, flags)
+    with observer() as watch:
+        return gaps(watch, lambda: next(chunks, None), flags.rounds, computes)
 
 
 @contextmanager
@@ -181,7 +212,7 @@ def times(events: Any, vocabulary: int, cuda: bool) -> Counter[tuple[str, str]]:
     """Milliseconds by (phase, part), "python" apart."""
     found: Counter[tuple[str, str]] = Counter()
     for event in events:
-        if event.name in (DRAFT, VERIFY) or str(event.device_type) != "DeviceType.CPU":
+        if not _is_operator(event):
             continue
         part = part_of(event.name, event.input_shapes, vocabulary)
         spent = event.self_device_time_total if cuda else event.self_cpu_time_total
@@ -189,17 +220,6 @@ def times(events: Any, vocabulary: int, cuda: bool) -> Counter[tuple[str, str]]:
             continue
         found[_phase(event), part] += spent / 1e3
     return found
-
-
-def part_of(name: str, shapes: Any, vocabulary: int) -> str:
-    """The part of a round that an operator belongs to."""
-    if any(key in name for key in PRODUCTS):
-        wide = any(vocabulary in shape for shape in shapes or () if isinstance(shape, list))
-        return HEAD if wide else BODY
-    for keys, part in ((ATTENDING, ATTENTION), (COPYING, WRITES), (CHOOSING, CHOICE)):
-        if any(key in name for key in keys):
-            return part
-    return CALLS if any(key in name for key in NOTHING) else OTHER
 
 
 def _phase(event: Any) -> str:
@@ -250,7 +270,8 @@ def measure(engine: Engine, flags: Namespace) -> tuple[Profiled, dict[str, float
     alone = timed(engine, prompt, flags)
     events, count, spent = watched(seen(engine), prompt, flags)
     alone += timed(engine, prompt, flags)
-    found = times(events, pair.vocab_size, cuda)
+    found, notes = times(events, pair.vocab_size, cuda), notes_of(events, count, cuda)
+    without = gaps_of(engine, prompt, flags)
     top = ceilings(engine.pair)
     reading = max(top.bytes_per_second, bandwidth(engine.pair))
     sizes, item = weights(pair), ITEM.get(top.dtype, 4)
@@ -270,7 +291,7 @@ def measure(engine: Engine, flags: Namespace) -> tuple[Profiled, dict[str, float
     idle = spent - sum(part.ms for part in parts)
     parts.append(Part(LOOP, PYTHON, idle))
     made = {"bytes_per_second": reading, "flops_per_second": top.flops_per_second}
-    return Profiled(parts, count, spent, median(alone)), made
+    return Profiled(parts, count, spent, median(alone), notes, without), made
 
 
 def _on_cuda(engine: Engine) -> bool:
@@ -294,10 +315,24 @@ def table_of(found: Profiled, top: dict[str, float]) -> str:
     return (
         f"{markdown(head, rows)}\n\n"
         f"a round takes {found.quiet_round_ms:.1f} ms, {found.round_ms:.1f} under the profiler; "
-        f"no tensor kernel runs in {100 * found.idle_share:.0f} % of it, "
-        f"{100 * found.quiet_idle_share:.0f} % less what the profiler adds\n"
+        f"no tensor kernel runs in {100 * found.idle_share:.1f} % of the latter, "
+        f"{100 * found.quiet_idle_share:.1f} % less {found.notes.in_gaps:.0f} notes of "
+        f"{found.notes.added_us:.2f} us\n{_said(found.gaps)}\n"
         f"this machine: {top['bytes_per_second'] / 1e9:.1f} GB/s, "
         f"{top['flops_per_second'] / 1e9:.0f} GFLOP/s"
+    )
+
+
+def _said(found: Gaps | None) -> str:
+    if found is None:
+        return f"by the clock in the dispatcher: not measured. {why_not()}"
+    low, high = found.quarters
+    return (
+        f"by the clock in the dispatcher no tensor kernel runs in {100 * found.share:.1f} % of a "
+        f"round (half of {found.rounds} rounds: {100 * low:.1f} to {100 * high:.1f}), "
+        f"{found.gap_ms:.2f} of {found.round_ms:.1f} ms; rounds in turn without it "
+        f"{found.bare_ms:.1f} ms; {found.operators:.0f} operators, {found.added_us:.2f} us of the "
+        f"clock's at each taken off"
     )
 
 
