@@ -3,12 +3,15 @@
 
 #include <ATen/record_function.h>
 
+#include <cstring>
 #include <ctime>
 
 namespace {
 
+constexpr int NAMES = 512, DEPTH = 256, LONGEST = 63;
+
 struct Sum {
-  const char* name;  // of the operator's schema, which outlives us
+  char name[LONGEST + 1];
   int64_t calls, inner, ns;  // inner: operators called by it; ns: without theirs
 };
 
@@ -17,7 +20,6 @@ struct Frame {
   Sum* sum;
 };
 
-constexpr int NAMES = 1024, DEPTH = 256;
 Sum sums[NAMES];
 Frame frames[DEPTH];
 int depth = 0;
@@ -30,10 +32,14 @@ int64_t now() {
   return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-Sum* sum_of(const char* name) {
-  auto place = (reinterpret_cast<uintptr_t>(name) >> 4) % NAMES;
-  while (sums[place].name != name && sums[place].name != nullptr) place = (place + 1) % NAMES;
-  sums[place].name = name;
+Sum* sum_of(const char* name) {  // by content: some names are gone after their call
+  unsigned hash = 5381;
+  for (const char* c = name; *c != 0; ++c) hash = hash * 33 + static_cast<unsigned char>(*c);
+  unsigned place = hash % NAMES;
+  while (sums[place].name[0] != 0 && std::strncmp(sums[place].name, name, LONGEST) != 0) {
+    place = (place + 1) % NAMES;
+  }
+  if (sums[place].name[0] == 0) std::strncpy(sums[place].name, name, LONGEST);
   return &sums[place];
 }
 

@@ -105,6 +105,8 @@ def test_the_map_of_a_round_covers_all_of_it(
     assert parts["verify", "head"]["bound_ms"] > 0
     whole = sum(part["ms"] for part in found["parts"])
     assert whole == pytest.approx(found["round_ms"]) and 0 < found["idle_share"] < 1
+    assert 0 < found["quiet_idle_share"] < 1 and found["notes"]["operators"] > 100
+    assert found["gaps"] is None or 0 < found["gaps"]["share"] < 1
     assert "no tensor kernel runs" in capsys.readouterr().out
 
 

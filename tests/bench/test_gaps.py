@@ -1,0 +1,78 @@
+"""The clock in torch's dispatcher: what it counts, and what it takes off for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bench import gaps  # noqa: E402 - after the check for torch
+from bench.gaps import Observer, Seen, gap_of  # noqa: E402
+from bench.parts import computes  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+needs_a_compiler = pytest.mark.skipif(bool(gaps.why_not()), reason=gaps.why_not())
+
+
+@pytest.fixture(scope="module")
+def clock() -> Iterator[Observer]:
+    with gaps.observer() as found:
+        yield found
+
+
+def test_what_is_no_kernel_is_the_gap_and_the_clock_pays_for_itself() -> None:
+    own = {"aten::mm": 600, "aten::empty": 50, "aten::view": 30}
+    calls = {"aten::mm": 2, "aten::empty": 2, "aten::view": 1}
+    seen = Seen(1000, own, calls, {"aten::mm": 2}, outer=3)
+    plain, less = gap_of(seen, computes, 0), gap_of(seen, computes, 10)
+    assert (plain.ms, plain.gap_ms, plain.operators) == (1000 / 1e6, 400 / 1e6, 5)
+    # 5 notes, of which the products' own calls of an allocation lie in kernels
+    assert less.ms == pytest.approx(950 / 1e6) and less.gap_ms == pytest.approx(370 / 1e6)
+
+
+@needs_a_compiler
+def test_operators_are_counted_with_those_they_call(clock: Observer) -> None:
+    x = torch.ones(64, 64)
+    with clock.watching():
+        for _ in range(3):
+            x.mm(x)
+        x.t()
+    torch.ones(3)  # nobody looks any more
+    seen = clock.seen(10**9)
+    assert seen.calls["aten::mm"] == 3 and seen.calls["aten::t"] == 1 and seen.outer == 4
+    assert seen.inner["aten::t"] == 1, "a transposition"
+    assert "aten::ones" not in seen.calls
+    assert seen.own["aten::mm"] > seen.own["aten::t"] > 0
+
+
+@needs_a_compiler
+def test_a_nap_between_operators_is_in_the_gap(clock: Observer) -> None:
+    import time
+
+    x = torch.ones(8)
+
+    def step() -> object:
+        x.neg_()
+        time.sleep(0.005)
+        return x
+
+    found = gaps.gaps(clock, step, 4, computes)
+    assert found.rounds == 4 and found.operators == 1
+    assert 0.9 < found.share <= 1 and found.gap_ms > 5
+
+
+@needs_a_compiler
+def test_one_long_product_leaves_hardly_a_gap(clock: Observer) -> None:
+    x = torch.ones(400, 400)
+    found = gaps.gaps(clock, lambda: x.mm(x), 8, computes)
+    assert found.share < 0.2
+
+
+def test_views_and_allocations_are_no_kernels() -> None:
+    for name in ("aten::view", "aten::empty", "aten::as_strided", "aten::to", "aten::select"):
+        assert not computes(name)
+    for name in ("aten::mul_", "mkldnn::_linear_pointwise", "aten::index_select", "aten::copy_"):
+        assert computes(name)
