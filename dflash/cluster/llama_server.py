@@ -16,6 +16,10 @@ TYPES = {
     "eagle3": "draft-eagle3",
     "mtp": "draft-mtp",
 }
+OWN_LOOP = (
+    "drafts are llama.cpp's own loop here, not this package's: its figures are in `timings` of a "
+    "reply and at /metrics"
+)
 
 
 def render(plan: Plan) -> Command:
@@ -38,6 +42,7 @@ def render(plan: Plan) -> Command:
         health=f"{base}/health",
         install="llama.cpp's own releases, or pip install 'dflash-engine[gguf]' for its server",
         stand_in=("xllamacpp", "python", "-m", "dflash.cluster.llama_wheel"),
+        notes=() if plan.method is None else (OWN_LOOP,),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from ctypes.util import find_library
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,17 @@ def test_an_unknown_version_is_refused_before_its_structs_are_used(tmp_path: Pat
     file.write_text("no library")
     with pytest.raises(MissingBackend, match=r"cannot be loaded.*pip install --force-reinstall"):
         Library(file, "llama-cpp-python", "0.3.36")
+
+
+def test_a_library_that_exports_nothing_sends_to_llama_cpps_own_server() -> None:
+    """As the wheel for Windows, which shows its module's initialiser alone."""
+    empty = find_library("m")
+    if empty is None:
+        pytest.skip("no library of mathematics to take for a wheel")
+    with pytest.raises(MissingBackend, match=r"does not export .*llama_backend_init.*more") as why:
+        Library(Path(empty), "xllamacpp", [*layout.LAYOUTS["xllamacpp"]][-1])
+    for way in ("DFLASH_GGUF_LIBRARY", "--backend torch", "dflash serve --engine llama-server"):
+        assert way in str(why.value)
 
 
 def test_layouts_differ_by_the_field_that_one_build_has_more() -> None:

@@ -192,6 +192,12 @@ def test_llama_server_gets_its_flags(method: str, block: int, kind: str, n_max: 
     assert given["--spec-draft-n-max"] == n_max
 
 
+def test_drafting_in_a_loop_that_is_not_ours_is_said() -> None:
+    drafting = llama_server.render(plan("dflash", 8, "d.gguf", target="t.gguf"))
+    assert [note for note in drafting.notes if "llama.cpp's own loop" in note]
+    assert llama_server.render(plan(None, target="t.gguf")).notes == ()
+
+
 def test_llama_server_drafts_with_heads_of_the_target() -> None:
     given = flags(llama_server.render(plan("mtp", 3, target="t.gguf")).argv)
     assert given["--spec-type"] == "draft-mtp"
