@@ -13,6 +13,7 @@ pytest.importorskip("mlx_lm")
 pytest.importorskip("torch")
 
 import mlx.core as mx
+import torch
 from gguf import GGMLQuantizationType
 from mlx.utils import tree_flatten
 from safetensors.torch import load_file, save_file
@@ -263,6 +264,22 @@ def dflash2(folder: Path) -> Path:
     return save_draft(tiny_draft2(3), folder)
 
 
+def dflash_few(folder: Path, own: bool = False) -> Path:
+    """Every third token is all it says, by rows of the target's head or by its ``own``."""
+    kept = torch.arange(1, 256, 3)
+    file = save_draft(tiny_draft(3, draft_vocab_size=len(kept)), folder) / "model.safetensors"
+    state = load_file(file) | {"d2t": kept - torch.arange(len(kept))}
+    if own:
+        generator = torch.Generator().manual_seed(7)
+        state["lm_head.weight"] = torch.randn(len(kept), 64, generator=generator)
+    save_file(state, file)
+    return folder
+
+
+def dflash_few_of_its_own(folder: Path) -> Path:
+    return dflash_few(folder, own=True)
+
+
 def eagle_sliding(folder: Path) -> Path:
     return save_eagle(folder, layer_types=["sliding_attention"], sliding_window=8)
 
@@ -277,6 +294,8 @@ DRAFTED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "dflash, a short window": (dflash, {"draft_sliding_window_size": 5}, {}),
     "dflash, when sure": (dflash, {}, {"draft_p_min": 0.3}),
     "dflash, sampled when sure": (dflash, {}, {"draft_p_min": 0.15, "temperature": 0.7, "seed": 3}),
+    "dflash, few tokens": (dflash_few, {}, {}),
+    "dflash, few tokens and a head": (dflash_few_of_its_own, {}, {}),
     "dflash2": (dflash2, {}, {}),
     "dflash2, when sure": (dflash2, {}, {"draft_p_min": 0.6}),
     "dflash2, the best path": (dflash2, {}, {"draft_path": "best"}),
@@ -314,6 +333,8 @@ def test_drafted_tokens_are_those_of_torch_round_by_round(
     assert len(found[0]) > 3
     if "draft_p_min" in sampling:
         assert len(set(map(len, found[0]))) > 1
+    if "few" in case:
+        assert {token % 3 for drafted in found[0] for token in drafted} == {1}
 
 
 @pytest.mark.parametrize("save_it", [dflash, dflash2, save_eagle, eagle_sliding])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,23 @@ def test_int8_keeps_the_head_in_16_bits(tmp_path: Path) -> None:
     assert getattr(target.head, "kind", None) == "float16"
     kinds = {m.kind for m in target.model.modules() if isinstance(m, PackedLinear)}
     assert kinds == {"int8", "float16"} and target.fused.layers == LAYERS
+
+
+def test_int8_asks_for_the_heads_16_bits_where_the_head_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("int8")
+    asked = []
+
+    def why_not(form: str, *where: Any) -> str:
+        asked.append((form, *where))
+        return "no such operator on this device" if form == "float16" else ""
+
+    monkeypatch.setattr(packed, "why_not_narrow", why_not)
+    folder = str(save_target(tiny_target(), tiny_tokenizer(), tmp_path))
+    target = load_target(folder, "cpu", weights="int8")
+    assert getattr(target.head, "kind", None) == "int8"
+    assert set(asked) == {(form, torch.float32, packed.CPU) for form in ("int8", "float16")}
 
 
 def test_what_cannot_be_had_is_an_error_with_the_reason(

@@ -236,8 +236,9 @@ def _replace(model: Any, name: str, look: Look | None, weights: str | None) -> P
         look(f"{name}.weight", linear.weight)
     parent, _, own = name.rpartition(".")
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if weights == "int8" and linear is head and not why_not_narrow("float16"):
-        weights = "float16"  # the head decides: it keeps 16 bits
+    if head is not None and linear is head and weights == "int8":
+        rounded = head.weight.dtype, head.weight.device
+        weights = weights if why_not_narrow("float16", *rounded) else "float16"  # it decides
     packed = PackedLinear(linear, weights)
     setattr(model.get_submodule(parent), own, packed)
     return packed
