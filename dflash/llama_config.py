@@ -175,6 +175,11 @@ class SpecConfig:
                 f"SpecConfig: drafting by {self.spec_type.to_str()} is not implemented on "
                 f"llama.cpp here; {known} are"
             )
+        if self.spec_type.is_mtp() and self.draft_model_path is not None:
+            raise NotImplementedError(
+                "SpecConfig: prediction heads in a file of their own are not implemented here; "
+                "those inside the target are: leave draft_model_path out"
+            )
         for name, value, holds, words in self._rules():
             if not holds(value):
                 raise ValueError(f"SpecConfig: {name} must be {words}, got {value!r}")

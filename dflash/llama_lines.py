@@ -33,27 +33,31 @@ def estimate(path: str, spec: SpecConfig, options: GgufOptions) -> Iterator[str]
 
 def unused(spec: SpecConfig) -> Iterator[str]:
     """Fields that were set and that nothing here reads."""
+    unread = UNREAD | {"draft_model_path"} if spec.spec_type.is_ngram() else UNREAD
     for field in fields(spec) if spec.enabled() else ():
         made = field.default_factory
         usual = field.default if made is MISSING else made()
-        if field.name in UNREAD and getattr(spec, field.name) != usual:
+        if field.name in unread and getattr(spec, field.name) != usual:
             said = f"{field.name}={getattr(spec, field.name)!r}"
             yield f"SpecConfig: {said} has nothing to do here: this package drafts without it"
 
 
 def start(draft: Any, spec: SpecConfig, runs: int) -> Iterator[str]:
     """What was loaded: ``draft`` is the gguf backend's description of a file; None = none."""
+    limits = (
+        f"draft_n_max {spec.draft_n_max} (runs {runs}), "
+        f"draft_n_min {spec.draft_n_min}, draft_p_min {spec.draft_p_min}"
+    )
     if draft is None:
+        if spec.enabled():
+            yield f"Llama: {spec.spec_type} speculative decoding enabled, {limits}"
         return
     top_k = getattr(draft, "top_k", 0)
     kept = "inactive: the selector chooses" if top_k else "inactive: sampled on host"
     mrope = any(draft.header.own("rope.dimension_sections") or ())
     asked = "requested" if spec.draft_backend_sampling else "off"
     yield f"LlamaDFlashDecoding: {draft.name} speculative decoding enabled"
-    yield (
-        f"LlamaDFlashDecoding: draft_n_max {spec.draft_n_max} (runs {runs}), "
-        f"draft_n_min {spec.draft_n_min}, draft_p_min {spec.draft_p_min}"
-    )
+    yield f"LlamaDFlashDecoding: {limits}"
     yield (
         f"LlamaDFlashDecoding: block_size {draft.block_size}, mask_token "
         f"{getattr(draft, 'mask_token_id', None)}, target_layers {list(draft.taps)}, "
@@ -67,7 +71,7 @@ def summary(stats: Mapping[str, Any], spec: SpecConfig) -> Iterator[str]:
     if not spec.enabled():
         return
     s = stats
-    yield f"Llama.generate: {spec.spec_type.to_str()} summary"
+    yield f"Llama.generate: {spec.spec_type} summary"
     yield f"  Calls       draft {s['draft_calls']}, verify {s['process_calls']}"
     yield f"  Acceptance  {s['accepted']} of {s['drafted']} ({s['acceptance_rate']:.3f})"
     phases = f"draft {s['draft_seconds']:.3f} s, target {s['target_decode_seconds']:.3f} s"

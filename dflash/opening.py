@@ -103,14 +103,20 @@ def backend_of(config: LoadConfig) -> str:
         named = config.target if config.backend not in target else model
         hint = "Leave --backend out"
         if config.backend == "gguf" and named == model:
-            hint = (
-                f"Convert it (dflash convert {named} --to gguf --target TARGET.gguf --out "
-                "draft.gguf), or use --draft ngram, or --draft none"
-            )
+            hint = f"Convert it ({_conversion(str(named))}), or use --draft ngram, or --draft none"
         raise ConfigError(
             f"{named} is for the {' or '.join(both)} backend, not for {config.backend}. {hint}"
         )
     return config.backend
+
+
+def _conversion(draft: str) -> str:
+    """The command that makes a sidecar of ``draft``; the demo draft's target is known."""
+    from dflash import demo
+
+    if Path(draft) == demo.DRAFT_FOLDER:
+        return "dflash convert demo --to gguf --out draft.gguf"
+    return f"dflash convert {draft} --to gguf --target TARGET.gguf --out draft.gguf"
 
 
 def _insist_on_home(config: LoadConfig, backend: str) -> None:

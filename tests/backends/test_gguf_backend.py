@@ -17,10 +17,12 @@ from dflash.backends.gguf.library import library  # noqa: E402
 from dflash.backends.gguf.queued import Limits, QueuedDraft  # noqa: E402
 from dflash.backends.gguf.sidecar import read_sidecar  # noqa: E402
 from dflash.backends.gguf.taps import CallbackTaps, NativeTaps  # noqa: E402
+from dflash.backends.gguf.validate import depths_apart  # noqa: E402
 from dflash.backends.torch import open_pair as open_torch  # noqa: E402
 from dflash.config import GgufOptions, LoadConfig  # noqa: E402
 from dflash.core.host import Drafted  # noqa: E402
 from dflash.core.types import Plan, Request, Sampling, Verdict  # noqa: E402
+from dflash.demo import demo_draft  # noqa: E402
 from dflash.engine import Engine  # noqa: E402
 from dflash.errors import (  # noqa: E402
     CheckpointError,
@@ -156,6 +158,27 @@ def test_a_draft_of_another_width_is_refused(
     monkeypatch.setattr("dflash.backends.gguf.pair.library", _never)
     with pytest.raises(PairError, match="64 wide and the draft 32"):
         pair(files, bad)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "least", "most"),
+    [("llama", 0, 3), ("gemma3", 1, 3), ("mimo2", 0, 4), ("nemotron_h", 0, 4), ("deepseek4", 0, 4)],
+)
+def test_taps_are_those_that_the_architecture_publishes(
+    architecture: str, least: int, most: int, files: dict[str, Path]
+) -> None:
+    """After the last layer only where it is published; the embedding only without the callback."""
+    header = read_header(files["target"])
+    keys = {
+        **header.metadata,
+        "general.architecture": architecture,
+        f"{architecture}.block_count": 4,
+    }
+    target = replace(header, metadata=keys)
+    assert not list(depths_apart(target, range(least, most + 1)))
+    for outside in (least - 1, most + 1):
+        (said,) = depths_apart(target, [2, outside])
+        assert f"layer {outside}, and" in said and f"those of {least} to {most}" in said
 
 
 def test_other_files_are_named_for_what_they_are(files: dict[str, Path], tmp_path: Path) -> None:
@@ -501,8 +524,10 @@ def test_the_draft_of_a_gguf_target_decides_the_backend(monkeypatch: pytest.Monk
     monkeypatch.setattr("dflash.opening.find_spec", lambda _: None)
     assert chosen(None) == chosen("ngram") == "gguf"
     assert chosen("folder") == "torch"  # which will say what to install
-    with pytest.raises(ConfigError, match="not for gguf"):
+    with pytest.raises(ConfigError, match=r"not for gguf.*convert folder --to gguf --target"):
         chosen("folder", "gguf")
+    with pytest.raises(ConfigError, match=r"dflash convert demo --to gguf --out draft\.gguf"):
+        chosen(str(demo_draft()), "gguf")
     with pytest.raises(ConfigError, match="not for torch"):
         chosen("draft.gguf", "torch")
     with pytest.raises(ConfigError, match="both must be of one"):

@@ -18,6 +18,7 @@ from dflash.config import LoadConfig  # noqa: E402
 from dflash.engine import Engine  # noqa: E402
 from dflash.errors import ConfigError, PairError  # noqa: E402
 from dflash.gguf_file import read_header  # noqa: E402
+from dflash.llama import Llama, SpecConfig, SpeculativeType  # noqa: E402
 from tests.conformance.gguf_backend import EXACT  # noqa: E402
 
 from .gguf_files import save_sidecar  # noqa: E402
@@ -60,6 +61,20 @@ def test_a_whole_run_is_that_of_torch(options: Any, files: dict[str, Path]) -> N
         theirs = engine.generate(PROMPT, **asked)
     assert ours.token_ids == theirs.token_ids == plain
     assert ours.stats.histogram == theirs.stats.histogram
+
+
+def test_the_facade_of_llama_cpp_python_takes_them(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for spec in (None, SpecConfig(SpeculativeType.DRAFT_MTP, 4)):
+        with Llama(
+            files["target"], n_ctx=128, n_threads=1, speculative=spec, verbose=spec is not None
+        ) as llm:
+            texts.append(llm("Once", max_tokens=20)["choices"][0]["text"])
+    assert texts[0] == texts[1] and llm.last_speculative_stats["drafted"]
+    said = capsys.readouterr().err
+    assert "draft-mtp speculative decoding enabled, draft_n_max 4 (runs 4)" in said
 
 
 def test_a_target_with_heads_uses_them_unless_told_otherwise(files: dict[str, Path]) -> None:

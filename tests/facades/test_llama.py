@@ -304,6 +304,11 @@ def test_methods_without_an_engine_are_not_implemented() -> None:
     for kind in (SpeculativeType.DRAFT_SIMPLE, SpeculativeType.DRAFT_DSPARK):
         with pytest.raises(NotImplementedError, match=r"^SpecConfig: "):
             SpecConfig(kind, draft_model_path="x.gguf").validate()
+    heads = SpecConfig(SpeculativeType.DRAFT_MTP)
+    heads.validate()
+    heads.draft_model_path = "mtp.gguf"
+    with pytest.raises(NotImplementedError, match=r"^SpecConfig: .*leave draft_model_path out"):
+        heads.validate()
 
 
 DEFAULTS: dict[str, Any] = {

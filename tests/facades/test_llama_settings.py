@@ -115,6 +115,16 @@ def test_a_field_that_nothing_reads_is_said_and_the_usual_ones_are_not(
     assert capsys.readouterr().err == ""
 
 
+def test_looked_up_drafts_say_their_limits_and_that_no_file_is_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = SpecConfig(SpeculativeType.NGRAM_SIMPLE, 99, draft_model_path="draft.gguf")
+    llama(folder, speculative=spec, verbose=True).close()
+    said = capsys.readouterr().err
+    assert "ngram-simple speculative decoding enabled, draft_n_max 99 (runs 15)" in said
+    assert "SpecConfig: draft_model_path='draft.gguf' has nothing to do here" in said
+
+
 def test_number_formats_may_be_ggmls_numbers(folder: Path) -> None:
     spec = SpecConfig(DFLASH, draft_model_path=folder / "v1.gguf", draft_type_k=30, draft_type_v=1)
     with llama(folder, speculative=spec, type_k=0, type_v=None) as model:
