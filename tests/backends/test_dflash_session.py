@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor
 from dflash.backends.torch import dflash_session
 from dflash.backends.torch.dflash import DFlashDraftModel
 from dflash.backends.torch.dflash_session import DFlashSession
-from dflash.backends.torch.sampling import make_picker
+from dflash.backends.torch.rows import Shortlist
+from dflash.backends.torch.sampling import greedy, make_picker
 from dflash.backends.torch.tables import Tables
 from dflash.core.types import Outlook, Plan, Request, Sampling, Verdict
 from dflash.errors import WeightsError
@@ -370,6 +372,37 @@ def test_a_reduced_head_proposes_target_ids() -> None:
         allowed = torch.full_like(logits, -torch.inf)
         allowed[:, ids] = logits[:, ids]
         assert tokens(session) == make_picker(sampling)(allowed, 1).tolist()
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_a_reduced_head_in_order_is_not_widened_for_its_likeliest_tokens(
+    rising: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, widened, whole = Text(tiny_draft()), list[int](), Shortlist.whole
+    ids = torch.tensor([5, 9, 100, 101, 400, 511] if rising else [511, 9, 100, 5, 400, 101])
+    plain = Tables(text.embed, lambda hidden: hidden @ text.head[ids].T, target_ids=ids)
+    session, other = (
+        DFlashSession(text.model, tables, 100) for tables in (replace(plain, rising=rising), plain)
+    )
+
+    def counted(rows: Shortlist) -> Tensor:
+        widened.append(1)
+        return whole(rows)
+
+    monkeypatch.setattr(Shortlist, "whole", counted)
+    options = (Sampling(presence_penalty=1), Sampling(draft_p_min=0.3), Sampling(temperature=0.8))
+    for sampling in (Sampling(), Sampling(temperature=0.8, greedy_drafts=True), *options):
+        text.start(session, 9, sampling=sampling)
+        widened.clear()
+        said = tokens(session)
+        assert bool(widened) == (sampling in options or not rising)
+        text.start(other, 9, sampling=sampling)
+        assert said == tokens(other)
+
+
+def test_equal_logits_of_a_reduced_head_say_the_lowest_id() -> None:
+    rows = Shortlist(torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]]), torch.tensor([4, 7, 9]), 12)
+    assert rows.largest().tolist() == greedy(rows.whole()).tolist() == [7, 4]
 
 
 def test_a_draft_that_computes_nan_is_named_and_not_silently_useless() -> None:

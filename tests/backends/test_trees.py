@@ -20,7 +20,8 @@ from dflash.backends.torch.dflash2_session import SelectorRows
 from dflash.backends.torch.eagle3_session import WIDEST
 from dflash.backends.torch.forward import make_forward
 from dflash.backends.torch.load import load_target, wrap_target
-from dflash.backends.torch.propose import Parallel, make_proposer
+from dflash.backends.torch.propose import make_proposer
+from dflash.backends.torch.rows import Parallel
 from dflash.backends.torch.tree import make_branches
 from dflash.backends.torch.tree_check import why_no_trees
 from dflash.core.accept import follow

@@ -23,8 +23,9 @@ from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark
-from dflash.backends.torch.propose import Proposer, Rows, make_proposer
-from dflash.backends.torch.tables import States, Tables, draft_logits
+from dflash.backends.torch.propose import Proposer, make_proposer
+from dflash.backends.torch.rows import Rows, Shortlist
+from dflash.backends.torch.tables import States, Tables, short_logits
 from dflash.backends.torch.upload import on_its_way
 from dflash.core.types import MOST_NODES, PLAIN, Outlook, Plan, Proposal, Request, Verdict
 from dflash.errors import WeightsError
@@ -261,8 +262,8 @@ class DFlashSession:
         """What the rows say, for the proposer."""
         return states.logits
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return draft_logits(self._model.spec, self._tables, hidden)
+    def _logits(self, hidden: Tensor) -> Tensor | Shortlist:
+        return short_logits(self._model.spec, self._tables, hidden)
 
     def _check_finite(self) -> None:
         """Look at rounds 1, 2, 4, 8, ... only: the value is there since the verify, but where

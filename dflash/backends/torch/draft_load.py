@@ -178,6 +178,7 @@ def make_tables(
         head=head,
         scale=spec.embedding_scale_for(getattr(target.config, "model_type", None)),
         target_ids=ids,
+        rising=ids is not None and bool((ids[1:] > ids[:-1]).all()),
         mask_row=None if mask_row is None else mask_row.to(target.embedding),
         fit=None if bridge is None else bridge.features,
     )

@@ -25,7 +25,7 @@ from dflash.backends.torch.eagle3 import Eagle3DraftModel
 from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.phases import mark
-from dflash.backends.torch.propose import Options
+from dflash.backends.torch.rows import Options, whole
 from dflash.backends.torch.sampling import Ids, to_host
 from dflash.backends.torch.upload import on_its_way, upload
 from dflash.core.host import CONFIDENT
@@ -117,7 +117,7 @@ class Eagle3Session(DFlashSession):
 
     def logits(self, normed: Tensor) -> Tensor:
         """[n, H] to [n, V]."""
-        return self._logits(normed)
+        return whole(self._logits(normed))
 
     def _absorb(self) -> None:
         """What a full queue asks for; the newest row stays, a chain begins with it."""

@@ -17,6 +17,7 @@ from dflash.backends.torch.forward import FusedForward
 from dflash.backends.torch.graph_target import make_forward
 from dflash.backends.torch.graphs import SHORTEST, Compiler, CudaRecorder, Graphs, Recorder, same
 from dflash.backends.torch.load import LoadedTarget
+from dflash.backends.torch.rows import whole
 from dflash.core.types import Request, Verdict
 
 PROMPT, ROOM = SHORTEST - 6, 64  # rows; the passes after the prompt cross the shortest stretch
@@ -102,7 +103,7 @@ def _of_draft(target: LoadedTarget, draft: LoadedDraft | None, graphs: Graphs) -
         for session in sessions:
             session.commit(verdict, rows)
         direct, replayed = (session.states(block) for session in sessions)
-        if graphs.off or not same(direct.logits, replayed.logits):
+        if graphs.off or not same(whole(direct.logits), whole(replayed.logits)):
             return graphs.off or WRONG.format("draft")
     return ""
 

@@ -13,7 +13,7 @@ from dflash.backends.torch.eagle3_session import Chain, Eagle3Session
 from dflash.backends.torch.graphs import Graphs
 from dflash.backends.torch.load import LoadedTarget
 from dflash.backends.torch.mtp import HeadRows, MtpDraft, read_mtp
-from dflash.backends.torch.propose import Options
+from dflash.backends.torch.rows import Options
 from dflash.backends.torch.sampling import Ids
 from dflash.backends.torch.upload import upload
 from dflash.config import MTP

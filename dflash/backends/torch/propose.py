@@ -9,21 +9,15 @@ the token before (`InTurn`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from dflash.backends.torch.best_first import (
-    Beam,
-    Candidates,
-    Grown,
-    Ranking,
-    grow,
-)
+from dflash.backends.torch.best_first import Grown, Ranking, grow
 from dflash.backends.torch.judge import by_rejection, thrown
 from dflash.backends.torch.options import make_chain
+from dflash.backends.torch.rows import InTurn, Options, Rows, Shortlist, in_turn, whole
 from dflash.backends.torch.rules import draw
 from dflash.backends.torch.sampling import (
     Ids,
@@ -33,99 +27,11 @@ from dflash.backends.torch.sampling import (
     make_picker,
     on_host,
     probabilities,
-    to_host,
 )
 from dflash.backends.torch.upload import send
 from dflash.core.host import CONFIDENT
 from dflash.core.noise import Stream
-from dflash.core.types import MOST_NODES, Request, Sampling
-
-Options: TypeAlias = Callable[[Tensor], Tensor]
-"""``[n, V] -> [n, V]``: a request's options on the logits of its places."""
-
-
-class InTurn(Protocol):
-    """Rows of logits of a draft whose rows may depend on the tokens drafted before them."""
-
-    @property
-    def count(self) -> int:
-        """Rows there are."""
-
-    @property
-    def choices(self) -> int:
-        """Likeliest tokens among which confidence is measured."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the rows are."""
-
-    def row(self, offset: int, ids: Ids, options: Options | None) -> Tensor:
-        """``[1, V]`` of row ``offset`` after ``ids [offset]``; asked for once, in order.
-
-        ``options`` change the draft's logits before anything is made of them.
-        """
-
-    def path(self, options: Options | None) -> Tensor | None:
-        """``[count]``: the tokens of the likeliest whole path, if the draft can tell.
-
-        ``options`` take all rows at once.
-        """
-
-    @property
-    def widest(self) -> int:
-        """Nodes of one level of a tree that are looked at."""
-
-    def after(self, level: int, beam: Beam | None, ranking: Ranking, most: int) -> Candidates:
-        """Candidates for a tree: `best_first.Spreading`."""
-
-    def to_host(self) -> InTurn:
-        """The same in the host's memory; waits once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parallel:
-    """All rows known beforehand."""
-
-    logits: Tensor  # [n, V]
-    choices: int = CONFIDENT
-
-    @property
-    def count(self) -> int:
-        """Rows there are."""
-        return self.logits.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the rows are."""
-        return self.logits.device
-
-    def row(self, offset: int, ids: Ids, options: Options | None) -> Tensor:  # noqa: ARG002
-        """``[1, V]``."""
-        found = self.logits[offset : offset + 1]
-        return found if options is None else options(found)
-
-    def path(self, options: Options | None) -> Tensor | None:
-        """Rows that know nothing of each other: the likeliest of each."""
-        return greedy(self.logits if options is None else options(self.logits))
-
-    @property
-    def widest(self) -> int:
-        """All there may be: a level costs no pass."""
-        return MOST_NODES
-
-    def after(self, level: int, beam: Beam | None, ranking: Ranking, most: int) -> Candidates:
-        """The row's likeliest tokens, the same after every node."""
-        row = ranking.prepared(self.logits[level : level + 1], level)
-        logs, ids = ranking.logs(row, level).topk(min(most, row.shape[-1]))
-        count = 1 if beam is None else beam.tokens.shape[0]
-        return Candidates(ids.expand(count, -1), logs.expand(count, -1))
-
-    def to_host(self) -> Parallel:
-        """Waits once."""
-        return Parallel(to_host(self.logits), self.choices)
-
-
-Rows: TypeAlias = Tensor | InTurn
+from dflash.core.types import Request, Sampling
 
 
 class _Drawn(NamedTuple):
@@ -150,16 +56,20 @@ class Proposer:
         Rows are logits [n, V] or given in turn. An option may leave nothing to propose, so there
         may be fewer than n tokens.
         """
+        if isinstance(rows, Shortlist):
+            if self._ways.largest:
+                return rows.largest(), None
+            rows = whole(rows)
         chain = self._ways.chain
         if chain is not None and chain.on_host:
-            return self._ways.on_host(_in_turn(rows), history)
+            return self._ways.on_host(in_turn(rows), history)
         if self._request.sampling.draft_path == "best" and not (chain and chain.in_order):
-            ids = _in_turn(rows).path(self._ways.options(history))
+            ids = in_turn(rows).path(self._ways.options(history))
             if ids is not None:
                 return ids.clamp(min=0), None
         if isinstance(rows, Tensor) and not (chain and chain.in_order):
             return self._ways.at_once(rows, history)
-        return self._ways.in_order(_in_turn(rows), history)
+        return self._ways.in_order(in_turn(rows), history)
 
     @property
     def branches(self) -> bool:
@@ -176,18 +86,15 @@ class Proposer:
             def options(row: Tensor, level: int) -> Tensor:
                 return chain(row, history, (), first=level)
 
+        rows = whole(rows) if isinstance(rows, Shortlist) else rows
         position = len(history) - len(self._request.prompt)
         ranking = Ranking(self._request.sampling, position, options)
-        return grow(_in_turn(rows), ranking, nodes, depth)
+        return grow(in_turn(rows), ranking, nodes, depth)
 
 
 def make_proposer(request: Request) -> Proposer:
     """The draft's side of ``request``."""
     return Proposer(request)
-
-
-def _in_turn(rows: Rows) -> InTurn:
-    return Parallel(rows) if isinstance(rows, Tensor) else rows
 
 
 class _Proposing:
@@ -198,6 +105,9 @@ class _Proposing:
         self._request = request
         self._draw = _make_draw(request.sampling)
         self._least = request.sampling.draft_p_min
+        greedy_drafts = request.sampling.temperature == 0 or request.sampling.greedy_drafts
+        self.largest = self.chain is None and greedy_drafts and not self._least
+        """Whether each row's likeliest token is proposed, and nothing else is asked."""
 
     def options(self, history: Sequence[int], ids: Ids = (), first: int = 0) -> Options | None:
         """The request's options at the place after ``history`` and ``first`` of ``ids``."""

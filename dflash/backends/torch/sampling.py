@@ -83,18 +83,23 @@ def noise_rows(sampling: Sampling, position: int, count: int, size: int) -> Tens
 
 def greedy(logits: Tensor) -> Tensor:
     """``[n, V] -> [n]``: argmax, lowest id on ties, negative as `flags` says."""
-    best, ids = _largest(logits) if logits.device.type == "cpu" else logits.max(dim=-1)
+    return flags(*largest(logits))
+
+
+def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """``[n, V]`` to the maxima [n] and the first place of each [n]."""
+    if logits.is_cpu:
+        return _by_stretches(logits)
+    best, ids = logits.max(dim=-1)
     if logits.device.type == "mps":  # only there is the first of equal maxima not promised
         every = torch.arange(logits.shape[-1], device=logits.device)
         ids = torch.where(logits == best[:, None], every, logits.shape[-1]).amin(dim=-1)
-    return flags(best, ids)
+    return best, ids
 
 
-def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """``[n, V]`` to the maxima [n] and the first place of each [n].
-
-    First the stretch, then the place in it: on a CPU a maximum alone is found 15 times as fast as
-    one with its place.
+def _by_stretches(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """First the stretch, then the place in it: on a CPU a maximum alone is found 15 times as fast
+    as one with its place.
     """
     rows, size = logits.shape
     if over := size % STRETCH:
@@ -102,13 +107,14 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     stretches = logits.reshape(rows, -1, STRETCH)
     best, which = stretches.amax(dim=-1).max(dim=-1)
     found = stretches[torch.arange(rows), which].max(dim=-1).indices
-    return best, which * STRETCH + found
+    return best, torch.add(found, which, alpha=STRETCH)
 
 
 def flags(best: Tensor, ids: Tensor) -> Tensor:
     """``ids [n]``, but EMPTY where the largest logit ``best [n]`` is -inf, BROKEN where it is
     infinite or NaN."""
-    return torch.where(best.isfinite(), ids, torch.where(best == -torch.inf, EMPTY, BROKEN))
+    broken = (best < torch.inf).logical_not_()  # of NaN nothing is true
+    return ids.masked_fill(broken, BROKEN).masked_fill_(best == -torch.inf, EMPTY)
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from dflash.backends.torch.dflash import transform_logits
+from dflash.backends.torch.rows import Shortlist, whole
 from dflash.drafts.spec import DraftSpec
 
 
@@ -21,6 +21,7 @@ class Tables:
     head: Callable[[Tensor], Tensor]  # [n, H] -> [n, V or Vd]
     scale: float = 1.0  # on embedding rows
     target_ids: Tensor | None = None  # [Vd] target id of each row of a reduced head
+    rising: bool = False  # whether those are known to be in order
     mask_row: Tensor | None = None  # [Ht] stands for the mask token's row
     fit: Callable[[Tensor], Tensor] | None = None  # on features of another target's width
 
@@ -29,16 +30,19 @@ class States(NamedTuple):
     """A block's rows without the anchor's, which says nothing."""
 
     hidden: Tensor  # [n, H]
-    logits: Tensor  # [n, V]
+    logits: Tensor | Shortlist  # [n, V]
     finite: Tensor  # [] bool: whether all of them are, the anchor's too
 
 
 def draft_logits(spec: DraftSpec, tables: Tables, hidden: Tensor) -> Tensor:
     """[n, H] to [n, V]; -inf outside a reduced vocabulary."""
-    logits = transform_logits(tables.head(hidden), spec)
-    ids = tables.target_ids
+    return whole(short_logits(spec, tables, hidden))
+
+
+def short_logits(spec: DraftSpec, tables: Tables, hidden: Tensor) -> Tensor | Shortlist:
+    """The same, of a reduced vocabulary alone where nothing is lost by it."""
+    logits, ids = transform_logits(tables.head(hidden), spec), tables.target_ids
     if ids is None:
         return logits
-    width = max(spec.vocab_size, tables.embed.shape[0])  # padded rows too
-    full = logits.new_full((logits.shape[0], width), -torch.inf)
-    return full.index_copy_(1, ids, logits)
+    found = Shortlist(logits, ids, max(spec.vocab_size, tables.embed.shape[0]))  # padded rows too
+    return found if tables.rising else found.whole()
