@@ -61,7 +61,14 @@ def test_the_call_that_people_know_runs_as_it_stands(files: dict[str, Path]) -> 
 def test_every_flag_is_taken_and_the_arms_are_alike(files: dict[str, Path]) -> None:
     more = ("--prompt", "Once", "--seed", 3, "--cpu", "--draft-cpu", "--no-backend-sampling")
     found = run(
-        *documented(files, "dflash", "v2"), *more, "--temperature", 0.8, "--verbose", "--json"
+        *documented(files, "dflash", "v2"),
+        *more,
+        "--threads",
+        1,
+        "--temperature",
+        0.8,
+        "--verbose",
+        "--json",
     )
     assert found.code == 0, found.err
     result = json.loads(found.out)
