@@ -113,7 +113,7 @@ class Llama(Closing):
         if n_gpu_layers not in (0, "auto") and pair.runs_on()["device"].startswith("cpu"):
             said = f"n_gpu_layers={n_gpu_layers!r}: this build of llama.cpp has no GPU; on CPU"
             print(said, file=sys.stderr)  # noqa: T201 - asked for, and not to be had
-        for line in lines.unused(spec):
+        for line in (*lines.clamped(most, self._block - 1), *lines.unused(spec)):
             print(line, file=sys.stderr)  # noqa: T201 - as above
         self._say_all(lines.start(getattr(pair, "draft_file", None), spec, self._block - 1))
 

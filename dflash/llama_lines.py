@@ -31,6 +31,12 @@ def estimate(path: str, spec: SpecConfig, options: GgufOptions) -> Iterator[str]
         yield f"memory estimate: {name} {size / 2**20:.1f} MiB"
 
 
+def clamped(asked: int, runs: int) -> Iterator[str]:
+    """That ``runs`` drafts a round are fewer than were ``asked`` for."""
+    if runs < asked:
+        yield f"draft_n_max {asked}: this draft proposes {runs} tokens at most, so it runs {runs}"
+
+
 def unused(spec: SpecConfig) -> Iterator[str]:
     """Fields that were set and that nothing here reads."""
     unread = UNREAD | {"draft_model_path"} if spec.spec_type.is_ngram() else UNREAD

@@ -115,6 +115,28 @@ def test_a_field_that_nothing_reads_is_said_and_the_usual_ones_are_not(
     assert capsys.readouterr().err == ""
 
 
+def test_more_drafts_than_a_block_has_are_never_cut_silently(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = SpecConfig(DFLASH, 9, draft_model_path=folder / "v2.gguf")
+    with llama(folder, speculative=spec) as model:
+        said = capsys.readouterr().err
+        assert said == "draft_n_max 9: this draft proposes 5 tokens at most, so it runs 5\n"
+        model("Once", max_tokens=12)
+        assert len(model.last_speculative_stats["acceptance_rate_per_position"]) <= 5
+
+
+def test_the_models_seed_is_that_of_requests_that_name_none(folder: Path) -> None:
+    with llama(folder, speculative=None) as model:
+        asked: dict[str, Any] = {"max_tokens": 24, "temperature": 1.2}
+        plain = [model([71, 103], seed=seed, **asked)["choices"] for seed in (5, 6)]
+        texts = {model([71, 103], **asked)["choices"][0]["text"] for _ in range(3)}
+    assert plain[0] != plain[1] and len(texts) == 3
+    with llama(folder, seed=5) as model:
+        assert [model([71, 103], **asked)["choices"] for _ in range(2)] == [plain[0]] * 2
+        assert model([71, 103], seed=6, **asked)["choices"] == plain[1]
+
+
 def test_looked_up_drafts_say_their_limits_and_that_no_file_is_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
