@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dflash.core.types import Plan, Request
+from dflash.core.types import Plan, Request, Sampling
+
+GREEDY = Sampling()
 
 
-def drafts_alike(theirs: Any, ours: Any, prompt: Sequence[int], rounds: Sequence[int]) -> None:
+def drafts_alike(
+    theirs: Any,
+    ours: Any,
+    prompt: Sequence[int],
+    rounds: Sequence[int],
+    sampling: Sampling = GREEDY,
+) -> None:
     """Both propose the same tokens in ``rounds`` of so many rows, after torch's own features."""
-    asked = Request(prompt, 60)
+    asked = Request(prompt, 60, sampling=sampling)
     target, (their,) = theirs.open_target(256), theirs.open_drafts(256)
     (mine,) = ours.open_drafts(256)
     for draft in (their, mine):

@@ -269,6 +269,19 @@ def test_a_sidecar_drafts_as_torch_does_on_the_same_features(
     drafts_alike(theirs, ours, PROMPT, (5, 1, 3, 5, 2, 5, 4, 5))
 
 
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "logit_scale"])
+def test_what_moves_logits_moves_sampled_drafts_as_on_torch(
+    key: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """The likeliest token stays the likeliest, so greedy drafts would not show it."""
+    changes = {"dflash_config": {**V1, key: 0.3}}
+    folder = str(save_folder(tmp_path / "draft", **changes))
+    draft = save_sidecar(tmp_path / "draft.gguf", files["target"], **changes)
+    theirs = open_torch(LoadConfig(str(files["target folder"]), folder, pack_weights=False))
+    sampling = Sampling(0.7, seed=3)
+    drafts_alike(theirs, pair(files, draft), PROMPT, (5, 3, 5, 5, 5), sampling)
+
+
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 @pytest.mark.parametrize(("temperature", "path"), [(0.0, "walk"), (0.8, "walk"), (0.0, "best")])
 def test_a_whole_run_is_that_of_torch(

@@ -16,7 +16,7 @@ from dflash.backends.gguf import open_pair, queued  # noqa: E402 - after the che
 from dflash.backends.torch import open_pair as open_torch  # noqa: E402
 from dflash.config import LoadConfig  # noqa: E402
 from dflash.convert import gguf, hf  # noqa: E402
-from dflash.core.types import Proposal, Request  # noqa: E402
+from dflash.core.types import PLAIN, Plan, Proposal, Request, Verdict  # noqa: E402
 from tests.conformance.gguf_backend import EXACT  # noqa: E402
 
 from .eagle_drafts import save_eagle  # noqa: E402
@@ -111,6 +111,67 @@ def test_features_of_a_prompt_in_pieces_are_torchs(names: Any) -> None:
         target.close()
     assert found[0].shape[0] == len(LONG)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=2e-3)
+
+
+def told(pair: Any, prompt: list[int]) -> Verdict[Any]:
+    """What a target of the pair says of a whole prompt."""
+    target = pair.open_target(256)
+    parts = list(target.prefill(Request(prompt, 4), 0))
+    target.close()
+    features = np.concatenate([part.features for part in parts])
+    return Verdict(parts[-1].tokens, rows=len(prompt), features=features)
+
+
+def proposed(draft: Any) -> list[int]:
+    return [int(token) for token in draft.propose(Plan(0, 5, 5)).tokens]
+
+
+def begun(pair: Any, prompt: list[int], verdict: Verdict[Any]) -> Any:
+    """A fresh draft session that was told of ``prompt``."""
+    (draft,) = pair.open_drafts(256)
+    draft.begin(Request(prompt, 20), 0)
+    draft.commit(verdict, len(prompt))
+    return draft
+
+
+@pytest.mark.parametrize("common", [1, 2, 20, 29])
+def test_a_session_that_goes_on_with_another_text_drafts_as_a_fresh_one(
+    common: int, names: Any
+) -> None:
+    pair = ours(names)
+    first, second = LONG[:30], [*LONG[:common], *LONG[60 : 90 - common]]
+    draft, verdict = begun(pair, first, told(pair, first)), told(pair, second)
+    proposed(draft)
+    reuse = draft.holds(second, len(second) - 1)
+    assert common - 1 <= reuse <= common
+    draft.begin(Request(second, 20), reuse)
+    rest = Verdict(verdict.tokens, rows=30 - reuse, features=verdict.features[reuse:])
+    draft.commit(rest, 30 - reuse)
+    assert proposed(draft) == proposed(begun(pair, second, verdict))
+
+
+def test_a_fork_has_what_waits_and_goes_its_own_way(names: Any) -> None:
+    pair, prompt = ours(names), LONG[:30]
+    verdict = told(pair, prompt)
+    draft = begun(pair, prompt, verdict)  # all of it waits
+    twin, alone = draft.fork(), proposed(begun(pair, prompt, verdict))
+    more = Verdict([7], rows=1, features=verdict.features[-1:])
+    twin.commit(more, 1)
+    assert proposed(draft) == alone
+    longer = begun(pair, prompt, verdict)
+    longer.commit(more, 1)
+    assert proposed(twin) == proposed(longer)
+    target = pair.open_target(256)
+    list(target.prefill(Request(prompt, 9), 0))
+    other = target.fork()
+    other.verify(Proposal([1, 2], 2))
+    other.commit(1)
+    fresh = pair.open_target(256)
+    list(fresh.prefill(Request(prompt, 9), 0))
+    for _ in range(2):
+        assert target.verify(PLAIN).tokens == fresh.verify(PLAIN).tokens
+        target.commit(1)
+        fresh.commit(1)
 
 
 def test_features_stay_what_they_were_when_the_next_pass_runs(names: Any) -> None:
