@@ -29,10 +29,10 @@ def attend_rows(
     causal: bool = True,  # without a bias: the last n rows of the sequence, each up to itself
 ) -> Tensor:
     """``[n, nh * D]``: a few rows over keys and values."""
-    _, heads, rows, width = query.shape
-    groups = stacked_groups(query, heads // key.shape[1])
+    (_, heads, rows, width), (_, kept, seen, _) = query.shape, key.shape
+    groups = stacked_groups(query, heads // kept)
     few = 1 < rows <= MOST_ROWS
-    if groups == 1 and few and key.shape[2] >= LONG and stacking_pays(heads, key.shape[1], rows):
+    if groups == 1 and few and seen >= LONG and stacking_pays(heads, kept, rows):
         return _attend_long(query, key, value, bias, scaling)
     if groups == 1 or rows > MOST_ROWS:
         mixed = F.scaled_dot_product_attention(
@@ -42,9 +42,12 @@ def attend_rows(
             attn_mask=bias,
             is_causal=causal and bias is None and rows > 1,
             scale=scaling,
-            enable_gqa=heads != key.shape[1],
+            enable_gqa=heads != kept,
         )
-        return mixed.transpose(1, 2).reshape(rows, heads * width)
+        side = heads * width
+        if mixed.stride() == (rows * side, width, side, 1):  # a row's heads lie side by side
+            return mixed.as_strided((rows, side), (side, 1))
+        return mixed.transpose(1, 2).reshape(rows, side)
     stacked = query[0].transpose(0, 1).view(rows, -1, groups, width)
     stacked = stacked.transpose(0, 1).flatten(1, 2)[None]
     mixed = F.scaled_dot_product_attention(stacked, key, value, attn_mask=bias, scale=scaling)

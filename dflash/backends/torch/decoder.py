@@ -195,13 +195,14 @@ def rotate_(heads: Tensor, turns: Tensor) -> Tensor:
 
     In place where the numbers are wide enough; but not by pairs [.., h * D/2, 2] of real ones.
     """
-    wide = heads if heads.dtype in WIDE else heads.float()
+    kind = WIDE.get(heads.dtype)
+    wide = heads.float() if kind is None else heads
     if not turns.is_complex():
         (x, y), (c, s) = wide.view(*heads.shape[:-1], -1, 2).unbind(-1), turns.unbind(-1)
         turned = torch.stack((x * c - y * s, x * s + y * c), dim=-1)
         return turned.view(heads.shape).to(heads.dtype)
-    wide.view(WIDE[wide.dtype]).mul_(turns)
-    return wide if wide is heads else wide.to(heads.dtype)
+    wide.view(kind or torch.complex64).mul_(turns)
+    return heads if kind is not None else wide.to(heads.dtype)
 
 
 def norm_of(weight: Tensor, eps: float) -> Multiply:

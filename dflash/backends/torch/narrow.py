@@ -16,6 +16,7 @@ operators' registrations in ATen, `native/quantized/cpu` and `native/LinearAlgeb
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,12 @@ def narrow(weight: Tensor, form: str) -> Multiply:
     return _MAKERS[form](weight)
 
 
+def direct(operator: Any) -> Callable[..., Tensor]:
+    """``operator`` without the frame in which torch calls it, and packs its arguments once more."""
+    found: Callable[..., Tensor] = getattr(operator, "_op", operator)
+    return found
+
+
 def fast_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 by itself."""
     tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
@@ -50,9 +57,10 @@ def _float16(weight: Tensor) -> Multiply:
             "the model has weights that float16 cannot hold; take --weights bfloat16 or int8"
         )
     packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+    product = direct(torch.ops.quantized.linear_dynamic_fp16.default)
 
     def multiply(x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), packed)
+        y: Tensor = product(x.float(), packed)
         return y.to(x.dtype)
 
     return multiply
@@ -60,7 +68,7 @@ def _float16(weight: Tensor) -> Multiply:
 
 def _bfloat16(weight: Tensor) -> Multiply:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), 8)
-    product = torch.ops.mkldnn._linear_pointwise.default  # which one it is, found out once
+    product = direct(torch.ops.mkldnn._linear_pointwise.default)
 
     def multiply(x: Tensor) -> Tensor:
         y: Tensor = product(x.bfloat16(), packed, None, "none", [], "")
@@ -73,10 +81,11 @@ def _int8(weight: Tensor) -> Multiply:
     largest = weight.abs().amax(dim=-1).float().clamp_(min=1e-12)
     scale = (largest / 126).bfloat16()  # 126: rounding the scale down must not cut the largest
     whole = (weight.float() / scale.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+    product = direct(torch.ops.aten._weight_int8pack_mm.default)
 
     def multiply(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).bfloat16()
-        y: Tensor = torch.ops.aten._weight_int8pack_mm(rows, whole, scale)
+        y: Tensor = product(rows, whole, scale)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     return multiply

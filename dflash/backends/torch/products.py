@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dflash.backends.torch.narrow import Multiply
+from dflash.backends.torch.narrow import Multiply, direct
 
 ROWS_HINT = 8  # the packed layout is made for this many rows; measured flat from 1 to 16
 FEW = 4  # oneDNN has a slower road for fewer rows than these
@@ -24,11 +24,11 @@ def mkl(weight: Tensor) -> Multiply:
     """With a copy of ``weight`` [out, in] in MKL's layout; float32 alone."""
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, ROWS_HINT)
     shape = weight.new_empty(1).expand(weight.shape)  # the operator reads sizes only
-    width = weight.shape[1]
+    width, product = weight.shape[1], direct(torch.ops.mkl._mkl_linear.default)
 
     def multiply(x: Tensor) -> Tensor:
         rows = x.numel() // width  # any other number would take the unpacked road
-        y: Tensor = torch.ops.mkl._mkl_linear(x, packed, shape, None, rows)
+        y: Tensor = product(x, packed, shape, None, rows)
         return y
 
     return multiply
@@ -37,8 +37,8 @@ def mkl(weight: Tensor) -> Multiply:
 def onednn(weight: Tensor) -> tuple[Multiply, Plus]:
     """With a copy of ``weight`` [out, in] in oneDNN's layout."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
-    product = torch.ops.mkldnn._linear_pointwise.default
-    both = torch.ops.mkldnn._linear_pointwise.binary
+    product = direct(torch.ops.mkldnn._linear_pointwise.default)
+    both = direct(torch.ops.mkldnn._linear_pointwise.binary)
     width = weight.shape[1]
 
     def multiply(x: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ def onednn(weight: Tensor) -> tuple[Multiply, Plus]:
 def onednn_gate(weight: Tensor) -> Multiply:
     """``silu(gate x) * (up x)``, gate being the first half of ``weight`` [2 out, in]."""
     gate, up = (torch.ops.mkldnn._reorder_linear_weight(w, ROWS_HINT) for w in weight.chunk(2))
-    product = torch.ops.mkldnn._linear_pointwise.default
-    both = torch.ops.mkldnn._linear_pointwise.binary
+    product = direct(torch.ops.mkldnn._linear_pointwise.default)
+    both = direct(torch.ops.mkldnn._linear_pointwise.binary)
     width = weight.shape[1]
 
     def multiply(x: Tensor) -> Tensor:

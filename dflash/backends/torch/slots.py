@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,11 +15,7 @@ class Slot(NamedTuple):
     new: Tensor  # [1, 2 * nkv, n, D] keys, then values of the rows
     keys: Tensor  # [1, nkv, T + n, D]
     values: Tensor
-
-    @property
-    def rows(self) -> int:
-        """How many are new."""
-        return self.new.shape[2]
+    rows: int  # n
 
     def put(self, rows: Tensor) -> None:
         """Write keys and values [1, 2 * nkv, n, D] of the new rows."""
@@ -70,4 +67,4 @@ def slots_of(whole: Tensor, first: int, start: int, end: int) -> Iterator[Slot]:
     both = whole.view(whole.shape[0], 1, -1, *whole.shape[3:])
     new = both[:, :, :, start:end].unbind()
     keys, values = (whole[:, side, None, :, first:end].unbind() for side in (0, 1))
-    return map(Slot, new, keys, values)
+    return map(Slot, new, keys, values, repeat(end - start))
