@@ -416,6 +416,25 @@ def test_a_draft_that_computes_nan_is_named_and_not_silently_useless() -> None:
         text.go(session, 9, 1)
 
 
+def test_whether_values_are_finite_is_computed_where_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text, asked, isfinite = Text(tiny_draft()), list[int](), Tensor.isfinite
+    session = text.open()
+    text.start(session, 9)
+
+    def counted(x: Tensor) -> Tensor:
+        asked.append(number)
+        return isfinite(x)
+
+    for number in range(1, 10):
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "isfinite", counted)
+            tokens(session)
+        text.go(session, 8 + number, 1)
+    assert asked == [1, 2, 4, 8]
+
+
 def test_features_of_another_dtype_are_cast() -> None:
     text = Text(tiny_draft().to(torch.bfloat16))
     text.embed = text.embed.half()

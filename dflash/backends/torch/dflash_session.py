@@ -25,7 +25,7 @@ from dflash.backends.torch.memory import guard
 from dflash.backends.torch.phases import mark
 from dflash.backends.torch.propose import Proposer, make_proposer
 from dflash.backends.torch.rows import Rows, Shortlist
-from dflash.backends.torch.tables import States, Tables, short_logits
+from dflash.backends.torch.tables import Noise, States, Tables, short_logits
 from dflash.backends.torch.upload import on_its_way
 from dflash.core.types import MOST_NODES, PLAIN, Outlook, Plan, Proposal, Request, Verdict
 from dflash.errors import WeightsError
@@ -63,6 +63,7 @@ class DFlashSession:
         self._queue: list[Tensor] = []  # features [n, M*Ht] of positions from _absorbed on
         self._draw: Proposer = make_proposer(self._request)
         self._finite: Tensor | None = None
+        self._noise = Noise(spec, tables, weight)
         self._rounds = 0
         self._graphs: Graphs | None = None
         self._blocks: GraphBlocks | None = None
@@ -118,8 +119,9 @@ class DFlashSession:
             return PLAIN
         began = mark(self._model.norm.weight.device)
         with torch.inference_mode():
-            states = self.states(depth + 1)
-            self._finite = on_its_way(states.finite)
+            states = self.states(depth + 1, look := self._looks())
+            if look and states.finite is not None:
+                self._finite = on_its_way(states.finite)
             return self._said(self._rows(states), plan, depth, began)
 
     def commit(self, verdict: Verdict[Tensor], rows: int) -> None:
@@ -184,7 +186,7 @@ class DFlashSession:
         """Queued features to keys and values, each row once."""
         weight = self._model.norm.weight
         for part in self._queue:
-            for features in torch.split(part, CHUNK):
+            for features in (part,) if part.shape[0] <= CHUNK else torch.split(part, CHUNK):
                 rows = features.shape[0]
                 fitted = features if self._tables.fit is None else self._tables.fit(features)
                 if self._fused is not None:
@@ -202,24 +204,28 @@ class DFlashSession:
         if self._blocks is not None:
             self._blocks.wrote(self._absorbed)
 
-    def states(self, rows: int) -> States:
-        """What the block of ``rows`` behind the last token computes; absorbs what is queued."""
+    def states(self, rows: int, look: bool = True) -> States:
+        """What the block of ``rows`` behind the last token computes; absorbs what is queued.
+
+        ``look`` asks whether it is finite.
+        """
         start = len(self._tokens) - 1
         assert self._held() == start, f"{self._held()} rows are there, the anchor is at {start}"
         found = self._replayed(rows)
         if found is not None:
             return found
         self._absorb()
-        noise, masks = self._noise(rows), self._masks(start, rows)
+        noise, masks = self._noise(self._tokens[-1], rows), self._masks(start, rows)
         if self._fused is not None:
-            hidden = self._fused.block(self._caches[0], noise[0], start, masks[0])
+            hidden = self._fused.block(self._caches[0], noise, start, masks[0])
         else:
             positions = start + torch.arange(rows, device=noise.device)
-            hidden = self._model.block(noise, positions, self._caches, masks)[0]
+            hidden = self._model.block(noise[None], positions, self._caches, masks)[0]
         if self._blocks is not None:
             self._blocks.wrote(start + rows)
         drafted = hidden[1:]
-        return States(drafted, self._logits(drafted), hidden.isfinite().all())
+        finite = hidden.isfinite().all() if look else None
+        return States(drafted, self._logits(drafted), finite)
 
     def _replayed(self, rows: int) -> States | None:
         """The same from a recorded pass, if there is one or can be."""
@@ -233,13 +239,6 @@ class DFlashSession:
         if found is not None:
             self._absorbed, self._queue = self._held(), []
         return found
-
-    def _noise(self, rows: int) -> Tensor:
-        """Embedded anchor and masks [1, rows, H]; indexed by host integers, so without a wait."""
-        embed, mask = self._tables.embed, self._model.spec.mask_token_id
-        row = embed[mask] if self._tables.mask_row is None else self._tables.mask_row
-        noise = torch.cat((embed[self._tokens[-1]][None], row.to(embed).expand(rows - 1, -1)))
-        return (noise * self._tables.scale)[None].to(self._model.norm.weight)
 
     def _masks(self, start: int, rows: int) -> list[Tensor | None]:
         """One mask a cache; None where every row sees everything."""
@@ -265,14 +264,16 @@ class DFlashSession:
     def _logits(self, hidden: Tensor) -> Tensor | Shortlist:
         return short_logits(self._model.spec, self._tables, hidden)
 
-    def _check_finite(self) -> None:
-        """Look at rounds 1, 2, 4, 8, ... only: the value is there since the verify, but where
-        nothing is copied beside the device's work, a look is a copy."""
-        if self._finite is None:
-            return
+    def _looks(self) -> bool:
+        """Whether this round asks for finite values: 1, 2, 4, 8, ... only, as a look computes, and
+        is a copy where nothing is copied beside the device's work."""
         self._rounds += 1
+        return self._rounds & (self._rounds - 1) == 0
+
+    def _check_finite(self) -> None:
+        """The value is there since the verify."""
         finite, self._finite = self._finite, None
-        if self._rounds & (self._rounds - 1) == 0 and not bool(finite):
+        if finite is not None and not bool(finite):
             raise WeightsError(
                 "the draft computed values that are not finite, so nothing of it could be "
                 "accepted. Use bfloat16 or float32 for the draft; if it already is, its weights "

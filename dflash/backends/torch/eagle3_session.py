@@ -65,7 +65,9 @@ class Eagle3Session(DFlashSession):
             assert self._absorbed == start, f"{self._absorbed} rows absorbed, anchor at {start}"
             kept, self._caches = self._caches, [_for_a_chain(cache) for cache in self._caches]
             found = self._said(self._chain(depth, normed, state, start), plan, depth, began)
-            self._finite, self._caches = on_its_way(normed.isfinite().all()), kept
+            self._caches = kept
+            if self._looks():
+                self._finite = on_its_way(normed.isfinite().all())
             for cache in self._caches:
                 cache.crop(start)
         return found

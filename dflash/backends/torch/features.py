@@ -96,14 +96,14 @@ class Taps:
 
         def put(layer: int, state: Tensor) -> None:
             if layer in layers:
-                states[layer] = state[None, :rows]
+                states[layer] = state if state.shape[0] == rows else state[:rows]
 
         return put
 
     def fill(self, features: Tensor) -> None:
         """Keep ``features [rows, M*Ht]``, as `take` hands them out: a copy, if they change."""
         for layer, state in zip(self.layers, features.chunk(len(self.layers), dim=-1), strict=True):
-            self._states[layer] = state[None]
+            self._states[layer] = state
 
     def twin(self) -> Taps:
         """The same layers, nothing kept yet."""
@@ -112,7 +112,8 @@ class Taps:
         return other
 
     def states(self) -> list[Tensor]:
-        """The tapped outputs of the last forward, ``[B, T, Ht]`` each, in list order."""
+        """The tapped outputs of the last forward in list order, ``[B, T, Ht]`` each, or ``[T, Ht]``
+        where layers ran without hooks."""
         states = [self._states[layer] for layer in self.layers]
         self._states.clear()
         return states
@@ -121,6 +122,6 @@ class Taps:
         """``[rows, M*Ht]`` of the last forward (batch 1), taps in list order; None without taps."""
         if not self.layers:
             return None
-        states = self.states()
+        states = [state if state.dim() == 2 else state[0] for state in self.states()]
         device = states[0].device
-        return torch.cat([send(state[0], device) for state in states], dim=-1)
+        return torch.cat([send(state, device) for state in states], dim=-1)

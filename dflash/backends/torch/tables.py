@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from dflash.backends.torch.dflash import transform_logits
@@ -31,7 +32,29 @@ class States(NamedTuple):
 
     hidden: Tensor  # [n, H]
     logits: Tensor | Shortlist  # [n, V]
-    finite: Tensor  # [] bool: whether all of them are, the anchor's too
+    finite: Tensor | None  # [] bool: whether all of them are, the anchor's too; None = not asked
+
+
+class Noise:
+    """Embedded anchor and masks of a block; indexed by host integers, so without a wait."""
+
+    def __init__(self, spec: DraftSpec, tables: Tables, like: Tensor) -> None:
+        """In the dtype of ``like``; nothing is computed before the first block."""
+        self._spec, self._tables, self._like = spec, tables, like
+        self._masks: Tensor | None = None  # [block_size, H]
+
+    def __call__(self, anchor: int, rows: int) -> Tensor:
+        """``[rows, H]`` behind the token ``anchor``."""
+        embed = self._tables.embed
+        if self._masks is None:
+            row = self._tables.mask_row
+            row = embed[self._spec.mask_token_id] if row is None else row
+            self._masks = self._scaled(row.to(embed).expand(self._spec.block_size, -1))
+        return torch.cat((self._scaled(embed[anchor : anchor + 1]), self._masks[: rows - 1]))
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        scale = self._tables.scale
+        return (rows if scale == 1.0 else rows * scale).to(self._like)
 
 
 def draft_logits(spec: DraftSpec, tables: Tables, hidden: Tensor) -> Tensor:
