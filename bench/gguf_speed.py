@@ -1,11 +1,12 @@
 """Speed of the gguf backend, and what our loop costs beside the calls of llama.cpp.
 
-    python -m bench.gguf_speed --kind q8_0 --method ngram --sets copying
+    python -m bench.gguf_speed --kind q8_0 --method ngram --sets copying --copied 0.6
     python -m bench.gguf_speed --kind q4_1 --method dflash --blocks auto,2,4,8
     python -m bench.gguf_speed --kind q4_1 --method whole --blocks 4,8
 
 Arms interleaved in one process, ratios against plain steps of the same engine. The overhead is the
-time of rounds that was spent outside llama.cpp's decode.
+time of rounds that was spent outside llama.cpp's decode. With ``--copied`` there is a line more for
+the texts of which so much is copied, as bench.replay counts it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ import dflash
 from bench import gguf_files, record, sets
 from bench.arms import engine_arm
 from bench.demo import run_set
+from bench.replay import Text, share
 from bench.table import markdown
 from dflash.backends.gguf.native import Context
 from dflash.bench.arms import PLAIN
-from dflash.bench.paired import ratio, seconds
+from dflash.bench.paired import Runs, ratio, seconds
 
 DRAFTS = ("ngram", "dflash", "dflash+ngram", "whole", "whole+ngram")
 
@@ -75,6 +78,20 @@ def names(asked: str) -> str:
     return f"{file}+ngram" if ngram else str(file)
 
 
+def groups(
+    name: str, prompts: Sequence[list[int]], texts: list[Runs], copied: float
+) -> dict[str, list[Runs]]:
+    """The texts of a set; beside them those of which at least ``copied`` is copied, if any are."""
+    told = [
+        Text(name, name, ids, list(runs[PLAIN][0].ids))
+        for ids, runs in zip(prompts, texts, strict=True)
+    ]
+    some = [
+        runs for text, runs in zip(told, texts, strict=True) if copied and share(text) >= copied
+    ]
+    return {name: texts, **({f"{name}, {copied} copied": some} if some else {})}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write JSON."""
     parser = record.parser(__doc__, tokens=96, prompts=4)
@@ -83,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", choices=DRAFTS, default="dflash")
     parser.add_argument("--sets", default=",".join(sets.HELD_OUT))
     parser.add_argument("--blocks", default="auto,2,4,8")
+    parser.add_argument("--copied", type=float, default=0.0, help="share of a text, from 0 to 1")
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
     sizes = [b if b == "auto" else int(b) for b in flags.blocks.split(",")]
@@ -97,13 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for answer in arms.values():
                 answer(prompts[0], 16)
             texts = run_set(prompts, arms, flags.tokens, flags.repeats)
-            for arm in arms:
-                runs = [run for text in texts for run in text[arm]]
+            chosen = groups(name, prompts, texts, flags.copied)
+            for (group, some), arm in product(chosen.items(), arms):
+                runs = [run for text in some for run in text[arm]]
                 rate = sum(len(r.ids) - r.first for r in runs) / sum(r.decode for r in runs)
                 kept = [r.stats.mean_committed for r in runs if r.stats is not None]
-                times = ratio(texts, arm, PLAIN)
-                rows.append([name, arm, f"{rate:.1f}", f"{sum(kept) / len(kept):.2f}", times])
-                found[f"{name} {arm}"] = {"rate": rate, **asdict(times)}
+                times = ratio(some, arm, PLAIN)
+                rows.append([group, arm, f"{rate:.1f}", f"{sum(kept) / len(kept):.2f}", times])
+                found[f"{group} {arm}"] = {"rate": rate, "texts": len(some), **asdict(times)}
             found[f"{name} seconds"] = seconds(texts)
         ours = {str(s): overhead(engine, prompts[0], flags.tokens, s) for s in (1, *sizes)}
     print(markdown(["set", "block", "tok/s", "committed", "x plain (95 %)"], rows))

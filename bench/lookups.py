@@ -1,4 +1,4 @@
-"""What a match of a look-up is worth, by how many tokens agree: where `ngram.USUAL` comes from.
+"""What a match of a look-up is worth, by its lead over others: where `ngram.USUAL` comes from.
 
     python -m bench.lookups --threads 1
 
@@ -13,15 +13,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import dflash
 from bench import record, sets
 from bench.ngram import COPYING
+from bench.replay import made
 from bench.table import markdown
-from dflash.config import NO_DRAFT
 from dflash.core.types import Plan, Request, Verdict
-from dflash.drafts.ngram import GRADES, SHORTEST, NgramDraft
+from dflash.drafts.ngram import GRADES, NgramDraft
 
 MOST = 7  # drafts that are looked at
 Counts = Counter[tuple[int, int]]
@@ -55,7 +53,7 @@ def count(prompt: Sequence[int], text: Sequence[int], judged: Counts, right: Cou
 
 def rows(judged: Counts, right: Counts) -> Iterator[list[str]]:
     """A line a grade."""
-    names = [f"{low} to {high - 1}" for low, high in pairwise((SHORTEST, *GRADES))]
+    names = [f"{low} to {high - 1}" for low, high in pairwise((0, *GRADES))]
     for grade, name in enumerate((*names, f"{GRADES[-1]} and more")):
         seen = [(judged[grade, place], right[grade, place]) for place in range(MOST)]
         chances = [f"{kept / asked:.2f}" if asked else "-" for asked, kept in seen]
@@ -69,19 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sets", default=",".join((*sets.HELD_OUT, COPYING)))
     flags = parser.parse_args(arguments)
     before = record.conditions(flags.threads)
-    header = ["tokens that agree", "places", *(f"draft {place + 1}" for place in range(MOST))]
-    judged, right = Counts(), Counts()
-    found: dict[str, list[list[str]]] = {}
-    options: Any = {"backend": flags.backend, "threads": flags.threads, "profile": False}
-    with dflash.load(flags.target, NO_DRAFT, **options) as engine:
-        for name in flags.sets.split(","):
-            ours, theirs = Counts(), Counts()
-            for prompt in sets.load(name, flags.prompts_per_set):
-                ids = engine.encode(prompt.text)
-                said = engine.generate(ids, max_tokens=flags.tokens, block_size=1, reuse=False)
-                count(ids, said.token_ids, ours, theirs)
-            found[name] = list(rows(ours, theirs))
-            judged, right = judged + ours, right + theirs
+    header = ["lead", "places", *(f"draft {place + 1}" for place in range(MOST))]
+    counts = {name: (Counts(), Counts()) for name in flags.sets.split(",")}
+    for text in made(flags):
+        count(text.prompt, text.ids, *counts[text.set])
+    found = {name: list(rows(*both)) for name, both in counts.items()}
+    judged, right = (sum(parts, Counts()) for parts in zip(*counts.values(), strict=True))
     found["all"] = list(rows(judged, right))
     for name, table in found.items():
         print(f"{name}\n{markdown(header, table)}\n")

@@ -33,6 +33,7 @@ LAYERS = {
     "dflash.core.protocols": 2,
     "dflash.core.accept": 2,
     "dflash.core.policy": 2,
+    "dflash.core.books": 2,
     "dflash.core.floor": 2,
     "dflash.core.stats": 2,
     "dflash.core.host": 2,

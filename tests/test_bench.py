@@ -262,10 +262,10 @@ def test_the_look_up_is_measured_on_texts_that_do_not_repeat_themselves(
 def test_a_match_is_judged_up_to_its_first_wrong_draft() -> None:
     judged, right = lookups.Counts(), lookups.Counts()
     prompt, text = [5, 6, 7, 8], [5, 6, 7, 1, 2]
-    assert list(lookups.rounds(prompt, text)) == [(0, 2, 1), (1, 1, 0)]
+    assert list(lookups.rounds(prompt, text)) == [(1, 2, 1), (2, 1, 0)]
     lookups.count(prompt, text, judged, right)
-    assert judged == {(0, 0): 1, (0, 1): 1, (1, 0): 1}
-    assert right == {(0, 0): 1}
+    assert judged == {(1, 0): 1, (1, 1): 1, (2, 0): 1}
+    assert right == {(1, 0): 1}
 
 
 def test_what_a_match_is_worth_is_counted_from_the_command_line(
@@ -274,14 +274,17 @@ def test_what_a_match_is_worth_is_counted_from_the_command_line(
     flags = ["--target", "toy", "--backend", "toy", "--sets", "copying", "--prompts-per-set", "1"]
     lookups.main([*flags, "--tokens", "12", "--out", str(tmp_path / "found.json")])
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]["all"]
-    assert [row[0] for row in rows] == ["2 to 2", "3 to 4", "5 to 8", "9 to 16", "17 and more"]
+    assert [row[0] for row in rows] == [
+        *("0 to 0", "1 to 2", "3 to 4", "5 to 8", "9 to 16", "17 and more")
+    ]
     assert "17 and more" in capsys.readouterr().out
 
 
 def test_the_copying_prompts_are_edits_and_quotes() -> None:
-    prompts = sets.load("copying")
-    assert len({p.text for p in prompts}) == len(prompts) == 12
-    assert {p.id.partition("/")[0] for p in prompts} == {"edit", "quote"}
+    for name in ("copying", "copying_again"):
+        prompts = sets.load(name)
+        assert len({p.text for p in prompts}) == len(prompts) == 12
+        assert {p.id.partition("/")[0] for p in prompts} == {"edit", "quote"}
 
 
 def test_a_mistake_on_the_command_line_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

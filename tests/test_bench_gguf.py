@@ -21,6 +21,7 @@ from bench import (
     sets,
 )
 from bench.sets import Prompt
+from dflash.bench.arms import Run
 from tests.backends.gguf_files import save_folder, save_sidecar
 from tests.backends.tiny import tiny_target, tiny_tokenizer
 from tests.backends.tiny_gguf import write_gguf
@@ -101,10 +102,19 @@ def test_speed_is_against_plain_steps_of_the_same_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ("--tokens", 8, "--prompts-per-set", 1, "--repeats", 1, "--sets", "p")
-    found = result(gguf_speed, tmp_path, *few, "--method", "dflash+ngram", "--blocks", "auto,4")
+    mixed = ("--method", "dflash+ngram", "--blocks", "auto,4", "--copied", 1e-9)
+    found = result(gguf_speed, tmp_path, *few, *mixed)
     assert {"p plain", "p auto", "p 4"} <= found["found"].keys()
     assert all(0 < share < 1 for share in found["overhead"].values())
     assert "share of the time outside llama.cpp" in capsys.readouterr().out
+
+
+def test_texts_that_copy_are_a_group_of_their_own() -> None:
+    texts = [{"plain": [Run(ids, 1, 0.1, 1.0)]} for ids in ((1, 2, 3, 4), (9, 8, 7, 6))]
+    prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]
+    assert gguf_speed.groups("p", prompts, texts, 0.3) == {"p": texts, "p, 0.3 copied": texts[:1]}
+    assert gguf_speed.groups("p", prompts, texts, 0.9) == {"p": texts}
+    assert gguf_speed.groups("p", prompts, texts, 0.0) == {"p": texts}
 
 
 @pytest.mark.parametrize("taps", [(), ("--taps",)])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import inf
 
+from dflash.core.books import LOSS, Books
 from dflash.core.profile import Profile, Survival
 from dflash.core.types import PLAIN_STEP, Outlook, Plan, Step
 
@@ -61,9 +62,6 @@ class State(StrEnum):
     DONE = "done"
 
 
-_LOSS = 0.015  # share of plain decoding's time that may be lost on drafts that fail
-_LOAN, _MOST_LOAN = 1.25, 2.5  # plain steps that may be lost before anything is earned
-_TRUST = 4.0  # plain steps more of it, for a draft that usually doubles the speed
 _PATIENCE, _MOST_PATIENCE = 25, 800  # plain steps per plain step that a probe may lose; doubles
 _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
@@ -82,10 +80,9 @@ class Adaptive:
     """The block that commits most tokens per second, chosen anew each round; 1 is plain decoding.
 
     For r drafts it expects ``committed(r) / cost(r)`` tokens a second, with costs measured in
-    rounds and survival counted in this request. It keeps books: drafts that fail never cost more
-    than a small share of the time that plain decoding would have taken, so that a request in which
-    nothing is ever accepted is hardly slower than without a draft. While it falls back to plain
-    steps it probes at growing intervals, so that text which becomes predictable is noticed.
+    rounds and survival counted in this request. By its books, a request in which nothing is ever
+    accepted is hardly slower than without a draft. While it falls back to plain steps it probes
+    at growing intervals, so that text which becomes predictable is noticed.
     """
 
     def __init__(
@@ -102,8 +99,7 @@ class Adaptive:
         self._profile = profile or Profile()
         self._costs = self._profile.costs
         self._survival: dict[tuple[int, int], Survival] = {}
-        self._worth = self._debt = 0.0  # ns: of plain decoding so far; lost on drafts so far
-        self._loan = _LOAN  # plain steps
+        self._books = Books(self._costs)
         self._rounds = self._plain_run = 0
         self._patience, self._again = _PATIENCE, False
         self._silent = set[int]()  # drafts that proposed nothing when they were asked
@@ -153,7 +149,7 @@ class Adaptive:
             if step.plan.rows:
                 self._lose(step)
             self._plain_run += 1
-        self._worth += len(step.tokens) * self._costs.plain_ns
+        self._books.earn(len(step.tokens))
         if step.finish is not None:
             self.state = State.DONE
 
@@ -172,23 +168,22 @@ class Adaptive:
         able = {draft: most for draft, most in able.items() if self._costs.sizes(draft)}
         now = {draft: self._survival_of(draft, outlooks[draft]) for draft in able}
         speeds = {**self._speeds(able, now), **self._tree_speeds(able, outlooks)}
-        promise = max(0.0, max(speeds.values(), default=1.0) - 1)
-        self._loan = max(self._loan, min(_MOST_LOAN, _LOAN + _TRUST * promise))
-        room = {draft: self._room(outlooks[draft]) for draft in able}
         speeds = {key: speed for key, speed in speeds.items() if key[1] >= outlooks[key[0]].least}
-        wanting = {key: self._costs.cost(*key) - room[key[0]] for key in speeds}
+        promise = max((s for (d, _), s in speeds.items() if not outlooks[d].prior), default=1.0)
+        self._books.promise(promise)
+        wanting = {
+            (draft, rows): self._costs.cost(draft, rows) - self._room(outlooks[draft], speed)
+            for (draft, rows), speed in speeds.items()
+        }
         options = {key: speed for key, speed in speeds.items() if wanting[key] <= 0}
         if not options:  # the books allow nothing, until so many plain steps have filled them
             self._fall_back("drafts that failed have taken as much time as they may")
-            wait = min(wanting.values(), default=0.0) / (_LOSS * self._costs.plain())
+            wait = min(wanting.values(), default=0.0) / (LOSS * self._costs.plain())
             self._rest = self._plain_run + int(min(wait, _REST))
             return 0, 0
         best = max(options, key=options.__getitem__)
         if options[best] <= _WORTH_IT:
-            self._fall_back("no block looked faster than a plain step")
-            wait = self._until(best, able[best[0]])
-            self._rest = min(wait, self._plain_run + _REST)
-            return best if self._plain_run >= wait else (0, 0)
+            return self._probe(options, able, outlooks)
         self.state = State.SPECULATING
         self._profile.stale += 1  # whoever's rounds: requests may be short
         if self._profile.stale > min(_FRESH, _REFRESH * (1 + 16 * max(0.0, options[best] - 1))):
@@ -197,6 +192,17 @@ class Adaptive:
 
     def _fall_back(self, reason: str) -> None:
         self.state, self.fallback_reason = State.FALLBACK, reason
+
+    def _probe(
+        self, options: Options, able: Mapping[int, int], outlooks: Sequence[Outlook]
+    ) -> tuple[int, int]:
+        """Now and then the best, but of drafts that know how sure they are: they tell changes."""
+        self._fall_back("no block looked faster than a plain step")
+        blind = [key for key in options if not outlooks[key[0]].prior]
+        best = max(blind, key=options.__getitem__, default=(0, 0))
+        wait = self._until(best, able[best[0]]) if blind else inf
+        self._rest = min(wait, self._plain_run + _REST)
+        return best if self._plain_run >= wait else (0, 0)
 
     def _until(self, probe: tuple[int, int], most: int) -> float:
         """Plain steps in a row before a probe: the dearer and the more in vain, the more.
@@ -237,10 +243,9 @@ class Adaptive:
         new = [key for key in new if options[key] > _NEAR * best]
         return max(new, key=options.__getitem__, default=None)
 
-    def _room(self, outlook: Outlook) -> float:
-        """ns that a block may take so that the books stay in order if nothing of it is kept."""
-        loan = _LOSS * self._worth + self._loan * self._costs.plain()
-        return loan - self._debt + self._costs.plain() - self._late(outlook)
+    def _room(self, outlook: Outlook, speed: float = 1.0) -> float:
+        """ns that a block which looks so fast may take."""
+        return self._books.room(speed if outlook.prior else None) - self._late(outlook)
 
     def _learn(self, step: Step) -> None:
         draft, lag = step.plan.draft, self._outlook.lag
@@ -267,7 +272,7 @@ class Adaptive:
             late = max(0.0, step.ns - self._costs.cost(draft, step.rows)) / lag
             self._catch_up += (late - self._catch_up) / 2
         spent = self._costs.cost(draft, step.rows) + self._late(self._outlook)
-        self._debt += spent - len(step.tokens) * self._costs.plain()
+        self._books.spend(spent, len(step.tokens))
 
     def _lose(self, step: Step) -> None:
         """Book the time of a draft that proposed nothing after all."""
@@ -276,7 +281,7 @@ class Adaptive:
         if self._costs.sizes(draft):  # a disturbance is no debt
             most = self._costs.cost(draft, step.plan.rows) + self._costs.plain()
             spent = min(spent, most)
-        self._debt += spent - self._costs.plain()
+        self._books.spend(spent, 1)
 
     def _late(self, outlook: Outlook) -> float:
         """Cost of catching up, beyond what every round has of it."""

@@ -18,6 +18,7 @@ from dflash.core.decode import decode
 from dflash.core.policy import Adaptive, Fixed, Off, State
 from dflash.core.profile import Profile, Survival
 from dflash.core.types import Finish, Outlook, Plan, Request, Step, Verdict
+from dflash.drafts.ngram import USUAL
 from tests.core.machines import (
     LOOKED_UP,
     MACHINES,
@@ -316,6 +317,33 @@ class TestSteps:
         (patient, few), (impatient, many) = planned(False), planned(True)
         assert patient == impatient and any(patient)
         assert few < many / 4
+
+    def matches(self) -> Adaptive:
+        """A policy that knows what look-ups cost where two rows cost two plain steps."""
+        profile = Profile()
+        for rows, ns in ((0, 10), (0, 10), (1, 19), (3, 27), (7, 33), (15, 65)):
+            profile.costs.add(0, rows, ns)
+        return Adaptive(16, profile)
+
+    def test_matches_that_are_not_worth_it_are_no_probes(self) -> None:
+        """They say so themselves when they are better, and a plain step shows it for nothing."""
+        policy = self.matches()
+        for _ in range(600):
+            plan = policy.plan(99, [Outlook(15, grade=0, prior=USUAL[0])])
+            assert plan == Plan()
+            policy.observe(played(plan, 0))
+        assert policy.state is State.FALLBACK
+        assert policy.plan(99, [Outlook(15, grade=5, prior=USUAL[5])]).rows >= 7
+
+    def test_a_match_that_is_surer_has_credit_where_a_weaker_one_has_lost_its_own(self) -> None:
+        policy = self.matches()
+        weak, sure = ([Outlook(15, grade=g, prior=USUAL[g])] for g in (3, 5))
+        plan = policy.plan(99, weak)
+        assert plan.rows == 7
+        policy.observe(played(plan, 0, 33))
+        for _ in range(50):
+            policy.observe(played(policy.plan(99, [Outlook(0)]), 0))
+        assert policy.plan(99, weak).rows < policy.plan(99, sure).rows == 7
 
     def test_a_draft_is_never_asked_for_fewer_rows_than_it_proposes(self) -> None:
         policy, asked = Adaptive(8), Counter[int]()

@@ -1,0 +1,48 @@
+"""The books of the adaptive block: what drafts that fail may take of a request's time."""
+
+from __future__ import annotations
+
+from dflash.core.profile import CostCurve
+
+LOSS = 0.015  # share of plain decoding's time that may be lost on drafts that fail
+_LOAN, _MOST_LOAN = 1.25, 2.5  # plain steps that may be lost before anything is earned
+_TRUST = 4.0  # plain steps more of it, for a draft that usually doubles the speed
+_SURE_LOAN = 4.0  # at most, for a block that looks fast to a draft which knows how sure it is
+
+
+class Books:
+    """Losses of one request, against a share of plain decoding's time and a loan.
+
+    The loan grows with what drafts promise. A draft that knows how sure it is gets one for each
+    block by itself: what lost on a weak match may be won back on a strong one, not on a weak one.
+    """
+
+    def __init__(self, costs: CostCurve) -> None:
+        """``costs`` know what a plain step takes."""
+        self._costs = costs
+        self._worth = self._debt = 0.0  # ns: of plain decoding so far; lost on drafts so far
+        self._loan = _LOAN
+
+    def promise(self, speed: float) -> None:
+        """A draft that does not know how sure it is looks so fast; plain decoding is 1."""
+        self._loan = max(self._loan, min(_MOST_LOAN, _lent(speed)))
+
+    def room(self, sure: float | None = None) -> float:
+        """ns that a block may take so that the books stay in order if nothing of it is kept.
+
+        ``sure`` is how fast it looks to a draft that knows how sure it is.
+        """
+        loan = self._loan if sure is None else min(_SURE_LOAN, _lent(sure))
+        return LOSS * self._worth - self._debt + (loan + 1) * self._costs.plain()
+
+    def spend(self, ns: float, tokens: int) -> None:
+        """A round with drafts took ``ns`` for so many tokens."""
+        self._debt += ns - tokens * self._costs.plain()
+
+    def earn(self, tokens: int) -> None:
+        """So many tokens more, by whatever round."""
+        self._worth += tokens * self._costs.plain_ns
+
+
+def _lent(speed: float) -> float:
+    return _LOAN + _TRUST * max(0.0, speed - 1)
