@@ -90,7 +90,8 @@ def agreement(ours: Sequence[int], theirs: Sequence[int]) -> int:
 def play(text: Text, policy: Policy, costs: Costs) -> float:
     """Milliseconds of the text after its first token."""
     target, request = Told(text, costs), Request(text.prompt, len(text.ids))
-    steps = list(decode(request, target, [NgramDraft()], policy, lambda: target.now))
+    session: Any = target  # one that is never resumed, forked or closed
+    steps = list(decode(request, session, [NgramDraft()], policy, lambda: target.now))
     assert [token for step in steps for token in step.tokens] == text.ids
     return target.now / 1e6
 
