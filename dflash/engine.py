@@ -28,7 +28,7 @@ from dflash.core.policy import State
 from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
 from dflash.core.stats import Recorder, Stats
-from dflash.core.types import Grammar, Request, Step
+from dflash.core.types import Grammar, Request
 from dflash.errors import ConfigError, EngineClosed
 from dflash.grammar import Grammars
 from dflash.opening import open_pair, pair_names
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from dflash.config import GenerateOptions, LoadOptions
+
+CLOSED = "the engine was closed while this text was being generated"
 
 
 def load(
@@ -198,14 +200,17 @@ class Engine(Closing):
         for index, (request, chosen) in enumerate(asked):
             if config.echo:
                 yield _echo(request, self.pair, index)
-            for chunk in self._chunks(request, chosen, config, index):
-                if progress or chunk.token_ids or chunk.finish_reason is not None:
-                    yield chunk
+            yield from self._chunks(request, chosen, config, index, progress)
 
     def _chunks(
-        self, request: Request, chosen: blocks.Blocks, config: GenerateConfig, index: int
+        self,
+        request: Request,
+        chosen: blocks.Blocks,
+        config: GenerateConfig,
+        index: int,
+        progress: bool,
     ) -> Iterator[Chunk]:
-        """The ``index``-th text; from the second on the prompt is in the cache."""
+        """The ``index``-th text, each round under the engine's lock; the loop, read."""
         recorder = Recorder(
             len(request.prompt),
             backend=self.pair.backend,
@@ -217,16 +222,22 @@ class Engine(Closing):
         reader = Reader(self.pair.tokenizer, config.stop, config.min_tokens)
         with self._leased(request, fresh=not (config.reuse or index)) as lease:
             recorder.cached, lease.length = lease.reuse, len(request.prompt)
-            for step in self._steps(request, lease, chosen):
+            drafts = [] if chosen.name == "off" else lease.drafts
+            policy, clock, finish = chosen.policy, time.perf_counter_ns, None
+            rounds = decode(request, lease.target, drafts, policy, clock, lease.reuse)
+            while finish is None:
+                with self._lock:
+                    if self._closed:
+                        raise EngineClosed(CLOSED)
+                    step = next(rounds)
                 lease.length += len(step.tokens)
-                step, chunk = reader.read(step, getattr(chosen.policy, "state", None))
+                step, chunk = reader.read(step, getattr(policy, "state", None))
                 recorder.add(step)
-                if step.finish is not None:
-                    break
-                yield replace(chunk, index=index) if index else chunk
-        assert step.finish is not None, "the loop ends with a finish"
+                finish = step.finish
+                if finish is None and (progress or step.tokens):
+                    yield replace(chunk, index=index) if index else chunk
         stats = blocks.explained(self._measured(recorder.stats()), chosen)
-        reason = step.finish.value
+        reason = finish.value
         yield replace(chunk, index=index, finish_reason=reason, stats=stats, state=State.DONE)
 
     def _measured(self, stats: Stats) -> Stats:
@@ -253,21 +264,6 @@ class Engine(Closing):
         finally:
             with self._lock:
                 self._sessions.give_back(lease, whole)
-
-    def _steps(self, request: Request, lease: Lease, chosen: blocks.Blocks) -> Iterator[Step]:
-        """The loop, each round under the engine's lock."""
-        drafts = [] if chosen.name == "off" else lease.drafts
-        rounds = decode(
-            request, lease.target, drafts, chosen.policy, time.perf_counter_ns, lease.reuse
-        )
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise EngineClosed("the engine was closed while this text was being generated")
-                step = next(rounds, None)
-            if step is None:
-                return
-            yield step
 
 
 def _echo(request: Request, pair: Pair, index: int) -> Chunk:

@@ -15,6 +15,9 @@ from dflash.core.text import TextStream
 from dflash.core.types import Finish, Step
 from dflash.results import Chunk, Piece, Source
 
+DRAFTED: tuple[Source] = ("draft",)
+OWN: tuple[Source] = ("target",)
+
 
 class Reader:
     """Reads the steps of one generation, in order."""
@@ -27,18 +30,22 @@ class Reader:
 
     def read(self, step: Step, state: str | None = None) -> tuple[Step, Chunk]:
         """The step cut at a stop string, and what it adds to the text, with the policy's state."""
-        text, drafts, kept = self._text, step.accepted, 0
+        text, drafts, kept = self._text, step.accepted if step.rows else 0, 0
         pieces: list[Piece] = []
+        source: Source = "target"
         for source, ids in self._runs(step.tokens, drafts):
-            text.watching = self._early < len(ids)
-            self._early -= len(ids)
-            pieces.append(Piece(text.push(ids), source))
+            if self._single:
+                text.watching = self._early < 1
+                self._early -= 1
+            if said := text.push(ids):
+                pieces.append(Piece(said, source))
             kept += len(ids)
             if text.stopped:
                 step = replace(step, tokens=step.tokens[:kept], finish=Finish.STOP)
                 break
         if step.finish is not None and not text.stopped:
-            pieces.append(Piece(text.finish(), pieces[-1].source if pieces else "target"))
+            if said := text.finish():
+                pieces.append(Piece(said, source))
             if text.stopped:  # what was held back completed a stop string
                 step = replace(step, finish=Finish.STOP)
         return step, _chunk(step, min(drafts, kept), pieces, state)
@@ -46,7 +53,7 @@ class Reader:
     def _runs(self, tokens: list[int], drafts: int) -> list[tuple[Source, list[int]]]:
         """Tokens of one source each, of which ``drafts`` come from the draft."""
         if not (drafts or self._single):
-            return [("target", tokens)] if tokens else []
+            return [("target", tokens)]
         drafted, own = tokens[:drafts], tokens[drafts:]
         parts: list[tuple[Source, list[int]]] = [("draft", drafted), ("target", own)]
         if self._single:
@@ -56,20 +63,19 @@ class Reader:
 
 def _chunk(step: Step, drafts: int, pieces: list[Piece], state: str | None) -> Chunk:
     """What ``step`` adds, of whose tokens ``drafts`` come from the draft."""
-    merged = tuple([piece for piece in pieces if piece.text])
+    merged = tuple(pieces)
     if len(merged) > 1:
         merged = tuple(
             Piece("".join(piece.text for piece in group), source)
             for source, group in groupby(merged, key=lambda piece: piece.source)
         )
     notes, tokens = step.verdict.notes, tuple(step.tokens)
-    sources: list[Source] = ["draft"] * drafts
-    sources += ["target"] * (len(tokens) - drafts)
+    sources = DRAFTED * drafts + OWN * (len(tokens) - drafts)
     return Chunk(
-        text=merged[0].text if len(merged) == 1 else "".join([piece.text for piece in merged]),
-        token_ids=tokens,
-        sources=tuple(sources),
-        pieces=merged,
+        merged[0].text if len(merged) == 1 else "".join([piece.text for piece in merged]),
+        tokens,
+        sources,
+        merged,
         state=state,
         logprobs=None if notes is None else tuple(notes[: len(tokens)]),
         drafted=step.verdict.drafted,

@@ -56,7 +56,7 @@ def decode(
 
 def cut(verdict: Verdict[A], plan: Plan, rows: int, request: Request, left: int, ns: int) -> Step:
     """The step of ``verdict``: what fits in ``left`` tokens, ended by the first stop id."""
-    tokens = verdict.tokens[:left]
+    tokens = verdict.tokens if len(verdict.tokens) <= left else verdict.tokens[:left]
     if not request.stop_ids.isdisjoint(tokens):
         end = next(place for place, token in enumerate(tokens, 1) if token in request.stop_ids)
         return Step(tokens[:end], plan, rows, verdict, ns, Finish.STOP)

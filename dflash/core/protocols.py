@@ -90,7 +90,11 @@ class Policy(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What text needs; transformers' tokenizers fit."""
+    """What text needs; transformers' tokenizers fit.
+
+    One with a true ``joins_bytes`` promises that the bytes of a text are those of its tokens, one
+    after the other: then a stream need not look back.
+    """
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, no special tokens added."""

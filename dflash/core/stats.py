@@ -86,10 +86,11 @@ class Recorder:
         self._prompt, self._backend, self._policy = prompt_tokens, backend, policy
         self._block, self._clamped = block_size, clamped_from
         self._prefilling, self._first, self._first_ns = True, 0, 0
-        self._rounds = self._committed = self._drafted = self._accepted = self._ns = 0
-        self._phases: tuple[int, int] | None = (0, 0)
+        self._rounds = self._plain = self._committed = self._drafted = self._accepted = self._ns = 0
+        self._draft_ns = self._verify_ns = 0
+        self._timed = True  # every round: one unknown would make the sums a lie
         self._judged: list[int] = []
-        self._histogram: list[int] = []
+        self._histogram = [0]  # of blocks
         self._got_there: list[int] = []  # [i]: rounds that judged draft i+1 and kept all before
         self._sizes: Counter[int] = Counter()
         self._shares_kept, self._drafting, self._rollbacks = 0.0, 0, 0
@@ -103,18 +104,23 @@ class Recorder:
         self._rounds += 1
         self._committed += len(step.tokens)
         self._ns += step.ns
-        self._sizes[step.rows + 1] += 1
+        draft, verify = step.verdict.ns
+        self._draft_ns += draft
+        self._verify_ns += verify
+        if draft < 0 or verify < 0:
+            self._timed = False
         if step.rows:
-            self._count_share(step)
+            self._count_block(step)
+        else:
+            self._plain += 1
+
+    def _count_block(self, step: Step) -> None:
+        self._sizes[step.rows + 1] += 1
+        self._count_share(step)
         if step.verdict.drafted:
             self._count_drafts(step)
         else:
             self._count_depth(0, 0)
-        draft, verify = step.verdict.ns
-        if self._phases is None or min(draft, verify) < 0:
-            self._phases = None  # one unknown round would make the sum a lie
-        else:
-            self._phases = (self._phases[0] + draft, self._phases[1] + verify)
 
     def _count_drafts(self, step: Step) -> None:
         drafted, accepted = step.verdict.drafted, step.accepted
@@ -144,12 +150,13 @@ class Recorder:
         self._histogram[accepted] += 1
 
     def _host(self) -> float | None:
-        return None if self._phases is None else max(0, self._ns - sum(self._phases)) / _NS
+        rest = self._ns - self._draft_ns - self._verify_ns
+        return max(0, rest) / _NS if self._timed else None
 
     def stats(self) -> Stats:
         """The sums so far."""
         kept = [sum(self._histogram[place:]) for place in range(1, len(self._judged) + 1)]
-        draft, verify = self._phases or (None, None)
+        none, *some = self._histogram
         return Stats(
             prompt_tokens=self._prompt,
             completion_tokens=self._first + self._committed,
@@ -159,9 +166,9 @@ class Recorder:
             mean_committed=_ratio(self._committed, self._rounds),
             acceptance_rate=_ratio(self._accepted, self._drafted),
             acceptance_by_position=tuple(map(_ratio, kept, self._judged)),
-            histogram=tuple(self._histogram),
-            draft_seconds=None if draft is None else draft / _NS,
-            verify_seconds=None if verify is None else verify / _NS,
+            histogram=(none + self._plain, *some) if self._rounds else (),
+            draft_seconds=self._draft_ns / _NS if self._timed else None,
+            verify_seconds=self._verify_ns / _NS if self._timed else None,
             time_to_first_token=self._first_ns / _NS,
             tokens_per_second=_ratio(self._committed, self._ns / _NS),
             block_size=self._block,
@@ -177,7 +184,7 @@ class Recorder:
             conditional_acceptance=tuple(map(_ratio, kept, self._got_there)),
             macro_acceptance_rate=_ratio(self._shares_kept, self._drafting),
             host_seconds=self._host(),
-            block_sizes=tuple(sorted(self._sizes.items())),
+            block_sizes=tuple(sorted((self._sizes + Counter({1: self._plain})).items())),
             rollbacks=self._rollbacks,
         )
 

@@ -29,6 +29,7 @@ class TextStream:
         self.stopped = False
         self.watching = True  # off: stop strings that are complete by now end nothing
         self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._joins = getattr(tokenizer, "joins_bytes", False)
         self._ids: list[int] = []  # the window: everything before it is printed
         self._printed = 0  # characters of the window's text that left it
         self._whole = 0  # ids of the window that end in a whole character
@@ -42,10 +43,13 @@ class TextStream:
         text = self._tokenizer.decode(self._ids)
         certain = text.rstrip(_BROKEN)
         fresh = certain[self._printed :]
-        self._printed = max(self._printed, len(certain))
-        if certain == text:
-            self._slide()
-        return self._release(fresh)
+        if certain == text and self._joins:  # whatever follows prints what it prints anywhere
+            self._ids, self._printed = [], 0
+        else:
+            self._printed = max(self._printed, len(certain))
+            if certain == text:
+                self._slide()
+        return self._release(fresh) if self._stop else fresh
 
     def finish(self) -> str:
         """The rest: what was held back and will not be completed any more."""
@@ -53,7 +57,7 @@ class TextStream:
             return ""
         fresh = self._tokenizer.decode(self._ids)[self._printed :]
         self._printed += len(fresh)
-        text = self._release(fresh) + self._held
+        text = (self._release(fresh) if self._stop else fresh) + self._held
         self._held = ""
         return text
 
@@ -66,8 +70,6 @@ class TextStream:
         self._whole = len(self._ids)
 
     def _release(self, fresh: str) -> str:
-        if not self._stop:
-            return fresh
         text = self._held + fresh
         stops = self._stop if self.watching else ()
         found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops]

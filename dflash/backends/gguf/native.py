@@ -109,7 +109,9 @@ class Context:
         self.before_pass: Callable[[], None] | None = None
         self._logits = library.llama_get_logits
         self._decode = library.llama_decode
-        self._seen: tuple[int, Floats] | None = None  # where the last pass's logits lay
+        self._seen = 0  # where the last pass's logits lay
+        self._all: Floats  # of them [n, V]
+        self._first: Floats  # [1, V]
         self._make_buffers(width, self.model.width if states else 0)
 
     def _make_buffers(self, width: int, state: int) -> None:
@@ -123,29 +125,31 @@ class Context:
         # the same memory for a single row: a plain step is timed in microseconds
         self._one = self._token.data, self._pos.data, self._wanted.data
         self._sequences = np.full(most, self._zero.ctypes.data, np.uintp)
-        self._batch = Batch(0, self._token.ctypes.data, None, *self._places())
+        self._batches = self._over(self._token, None)
         self._rows = np.zeros((most, width), np.float32) if width else None
         if self._rows is not None:
-            self._feature_batch = Batch(0, None, self._rows.ctypes.data, *self._places())
+            self._feature_batches = self._over(None, self._rows)
         self._states = np.zeros((most, state), np.float32) if state else None
         if self._states is not None:
-            both = self._token.ctypes.data, self._states.ctypes.data
-            self._pair_batch = Batch(0, *both, *self._places())
+            self._pair_batches = self._over(self._token, self._states)
 
-    def _places(self) -> tuple[Any, ...]:
+    def _over(self, *inputs: Array | None) -> tuple[Batch, Batch]:
+        """Batches over the same memory, of one row and of as many as it is told."""
+        data = [None if rows is None else rows.ctypes.data for rows in inputs]
         wanted = self._wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
-        return (self._pos.ctypes.data, self._ones.ctypes.data, self._sequences.ctypes.data, wanted)
+        places = (self._pos.ctypes.data, self._ones.ctypes.data, self._sequences.ctypes.data)
+        return Batch(1, *data, *places, wanted), Batch(0, *data, *places, wanted)
 
     def run(self, tokens: Sequence[int], start: int, outputs: int) -> None:
         """Run ``tokens`` at positions from ``start``; the last ``outputs`` rows give logits."""
         count = len(tokens)
         assert 0 < count <= self.most, f"{count} rows in one pass of at most {self.most}"
-        assert outputs <= min(OUTPUTS, count), f"logits of {outputs} rows at once"
+        assert outputs <= count and outputs <= OUTPUTS, f"logits of {outputs} rows at once"
         if count == 1:
             self._one[0][0] = tokens[0]
         else:
             self._token[:count] = tokens
-        self._call(self._batch, count, start, outputs)
+        self._call(self._batches, count, start, outputs)
 
     def feed(self, rows: Floats, start: int) -> None:
         """Feature rows [n, width] into the cache at positions from ``start``; no logits."""
@@ -153,20 +157,20 @@ class Context:
         for at in range(0, len(rows), self.most):
             part = rows[at : at + self.most]
             self._rows[: len(part)] = part
-            self._call(self._feature_batch, len(part), start + at, 0)
+            self._call(self._feature_batches, len(part), start + at, 0)
 
     def step(self, tokens: Sequence[int], states: Floats, start: int, outputs: int) -> None:
         """`run` for tokens that each come with a row of ``states`` [n, width of the model]."""
         assert self._states is not None, "this context takes no states"
         self._token[: len(tokens)] = tokens
         self._states[: len(tokens)] = states
-        self._call(self._pair_batch, len(tokens), start, outputs)
+        self._call(self._pair_batches, len(tokens), start, outputs)
 
     def encode(self, rows: Floats, start: int) -> Floats:
         """Feature rows [n, width] through the model's encoder: a copy of its output [n, H]."""
         assert self._rows is not None, "this context takes no features"
         self._rows[: len(rows)] = rows
-        self._call(self._feature_batch, len(rows), start, len(rows), self.library.llama_encode)
+        self._call(self._feature_batches, len(rows), start, len(rows), self.library.llama_encode)
         return self.states(len(rows)).copy()
 
     def states(self, rows: int) -> Floats:
@@ -174,36 +178,43 @@ class Context:
         return rows_at(self.library.get_next(self.handle), rows, self.model.width)
 
     def _call(
-        self, batch: Batch, count: int, start: int, outputs: int, compute: Any = None
+        self,
+        batches: tuple[Batch, Batch],
+        count: int,
+        start: int,
+        outputs: int,
+        compute: Any = None,
     ) -> None:
         assert start + count <= self.size, FULL
+        batch, many = batches
         if count == 1:
             _, pos, wanted = self._one
             pos[0], wanted[0] = start, outputs
         else:
+            batch = many
+            batch.n_tokens = count
+            self.library.listen()  # whoever took the log hardly did so between two single rows
             self._pos[:count] = np.arange(start, start + count, dtype=np.int32)
             self._wanted[:count] = 0
             self._wanted[count - outputs : count] = 1
         if self._sections > 1 and not batch.token:  # one after the other; text has three alike
             self._pos[: 4 * count] = np.append(np.tile(self._pos[:count], 3), [0] * count)
-        batch.n_tokens = count
         if self.before_pass is not None:
             self.before_pass()
-        if count > 1:  # whoever took the log away hardly did so between two single rows
-            self.library.listen()
-        errors = self.library.errors
-        errors.clear()
         status = (compute or self._decode)(self.handle, batch)
         if status != 0:
-            raise OutOfMemory(f"llama.cpp's decode failed with status {status}: {_told(errors)}")
+            told = _told(self.library.errors)
+            self.library.listen()  # what was told is not told again
+            raise OutOfMemory(f"llama.cpp's decode failed with status {status}: {told}")
 
     def logits(self, rows: int) -> Floats:
         """Logits [rows, V] of the last pass; llama.cpp's memory, good until the next one."""
         address = self._logits(self.handle)
-        if self._seen is None or self._seen[0] != address:  # it hardly ever moves
+        if address != self._seen:  # it hardly ever moves
             most = min(OUTPUTS, self.most)  # room for that many was asked for
-            self._seen = address, rows_at(address, most, self.model.vocab_size)
-        return self._seen[1][:rows]
+            self._all = rows_at(address, most, self.model.vocab_size)
+            self._seen, self._first = address, self._all[:1]
+        return self._first if rows == 1 else self._all[:rows]
 
     def rollback(self, length: int) -> bool:
         """Forget positions from ``length`` on. False: this memory cannot, and has not."""

@@ -82,7 +82,9 @@ class NativeTaps:
     def __init__(self, ids: Sequence[int], width: int) -> None:
         """``ids`` in the order of the draft's features."""
         self._ids, self._width = tuple(ids), width
-        self._seen: dict[int, Floats] = {}  # where the first lay -> all of them, [n, L, E]
+        self._first = ids[0]
+        # where the first lay -> a row of all [1, L, E], and as many as there are
+        self._seen: dict[int, tuple[Floats, Floats]] = {}
 
     def prepare(self, params: Any) -> None:
         """Nothing to prepare."""
@@ -97,22 +99,22 @@ class NativeTaps:
 
     def rows(self, count: int) -> Floats:
         """As the protocol says."""
-        block = self._seen.get(self._get(self._handle, self._ids[0]))
-        if block is None:
-            block = self._found(count)
-        return block[:count].copy().reshape(count, -1)
+        seen = self._seen.get(self._get(self._handle, self._first))
+        one, many = self._found(count) if seen is None else seen
+        rows = one if count == 1 else many[:count]
+        return rows.copy().reshape(count, -1)
 
-    def _found(self, count: int) -> Floats:
-        """Rows of the last pass [n, L, E], at least ``count``; kept where they lie evenly."""
+    def _found(self, count: int) -> tuple[Floats, Floats]:
+        """Rows of the last pass, one and at least ``count``; kept where they lie evenly."""
         places = [self._get(self._handle, tap) for tap in self._ids]
         parts = [rows_at(at, self._most, self._width) for at in places]
         gaps = {after - before for before, after in pairwise(places)}
         if len(gaps) > 1:
-            return np.stack([part[:count] for part in parts], axis=1)
+            block = np.stack([part[:count] for part in parts], axis=1)
+            return block[:1], block
         strides = parts[0].strides[0], next(iter(gaps), 0), parts[0].itemsize
         block = as_strided(parts[0], (self._most, len(parts), self._width), strides)
-        self._seen[places[0]] = block
-        return block
+        return self._seen.setdefault(places[0], (block[:1], block))
 
 
 class LastState:

@@ -82,7 +82,7 @@ class GgufTarget:
         draft_ns = 0 if not drafted else proposal.meta if isinstance(proposal.meta, int) else -1
         self._verdict = Verdict(
             ruling.tokens,
-            range(ruling.accepted),
+            ruling.path,
             len(drafted),
             ruling.accepted + 1,
             self._taps.rows(ruling.accepted + 1),

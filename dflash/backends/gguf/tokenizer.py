@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from dflash.backends.gguf.native import Model
 from dflash.errors import MissingBackend
 
 CONTROL = 3  # token type in the metadata
+T = TypeVar("T")
 PIECE = 256  # bytes of the longest token; longer ones ask again
 
 
 class GgufTokenizer:
     """The ``Tokenizer`` protocol over the vocabulary of a model."""
+
+    joins_bytes = True
 
     def __init__(self, model: Model, metadata: Mapping[str, Any]) -> None:
         """``metadata`` is the file's; the model is borrowed."""
@@ -28,7 +31,8 @@ class GgufTokenizer:
         self.eos_token_id: int | None = eos if eos >= 0 else None
         self.add_bos_token = bool(self._library.llama_vocab_get_add_bos(model.vocab))
         self._kinds = metadata.get("tokenizer.ggml.token_type") or []
-        self._words: dict[int, bytes] = {}  # tokens decoded so far
+        self._words = _Known(self._word)  # of tokens decoded so far
+        self._texts = _Known(lambda token: self._words[token].decode(errors="replace"))
         texts = metadata.get("tokenizer.ggml.tokens") or []
         self._names = {
             name: texts[i] if i is not None and i < len(texts) else ""
@@ -53,15 +57,9 @@ class GgufTokenizer:
 
         Raises IndexError for what is no token.
         """
-        words = self._words
-        try:
-            raw = b"".join([words[token] for token in ids])
-        except KeyError:
-            for token in {*ids} - words.keys():
-                known = range(self._model.vocab_size)[token]  # llama.cpp aborts at others
-                words[token] = self._piece(known)
-            raw = b"".join([words[token] for token in ids])
-        return raw.decode(errors="replace")
+        if len(ids) == 1:  # a plain step's
+            return self._texts[ids[0]]
+        return b"".join(map(self._words.__getitem__, ids)).decode(errors="replace")
 
     @cached_property
     def vocabulary(self) -> tuple[bytes, ...]:
@@ -103,6 +101,9 @@ class GgufTokenizer:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         return environment.from_string(self.chat_template or "")
 
+    def _word(self, token: int) -> bytes:
+        return self._piece(range(self._model.vocab_size)[token])  # llama.cpp aborts at others
+
     def _piece(self, token: int) -> bytes:
         if token < len(self._kinds) and self._kinds[token] == CONTROL:
             return b""  # whatever llama.cpp makes of it: it prints some that belong to a family
@@ -115,6 +116,17 @@ class GgufTokenizer:
             if count >= 0:
                 return text.raw[:count]
             size = -count
+
+
+class _Known(dict[int, T]):
+    """What ``find`` says of a token, found once."""
+
+    def __init__(self, find: Callable[[int], T]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, token: int) -> T:
+        return self.setdefault(token, self._find(token))
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -42,6 +42,7 @@ class ToyTokenizer:
 
     vocabulary = (*(bytes([i]) for i in range(EOS)), b"", b"")  # end of text and mask say nothing
     chat_template = "role: content"
+    joins_bytes = True
     eos_token_id = EOS
 
     def encode(self, text: str) -> list[int]:
