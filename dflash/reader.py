@@ -71,12 +71,7 @@ def _chunk(step: Step, drafts: int, pieces: list[Piece], state: str | None) -> C
         )
     notes, tokens = step.verdict.notes, tuple(step.tokens)
     sources = DRAFTED * drafts + OWN * (len(tokens) - drafts)
-    return Chunk(
-        merged[0].text if len(merged) == 1 else "".join([piece.text for piece in merged]),
-        tokens,
-        sources,
-        merged,
-        state=state,
-        logprobs=None if notes is None else tuple(notes[: len(tokens)]),
-        drafted=step.verdict.drafted,
-    )
+    text = merged[0].text if len(merged) == 1 else "".join([piece.text for piece in merged])
+    logprobs = None if notes is None else tuple(notes[: len(tokens)])
+    drafted = step.verdict.drafted  # by place: names would be looked up, after every pass anew
+    return Chunk(text, tokens, sources, merged, None, None, state, logprobs, 0, drafted)

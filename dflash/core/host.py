@@ -17,14 +17,15 @@ from dflash.core import noise
 from dflash.core.accept import choose, distribution, draw, follow, judge
 from dflash.core.logits import changes_logits, logprob, process
 from dflash.core.noise import Stream
-from dflash.core.types import Logprob, Request
+from dflash.core.types import Logprob, Request, light
 from dflash.errors import ConfigError
 
 Rows = NDArray[np.floating]
 CONFIDENT = 10  # likeliest tokens among which a draft's confidence is measured, as llama.cpp does
 
 
-class Ruling(NamedTuple):
+@light
+class Ruling:
     """What the target says of a block."""
 
     tokens: list[int]  # accepted + 1, the last is the target's own

@@ -10,7 +10,8 @@
     round         propose, verify, commit: one pass of the loop
 
 Letters in shapes: B batch, T committed length, K drafted, L tapped layers, H hidden, V vocabulary.
-Everything here is frozen, and the core reads only the integers in it.
+Everything here is frozen (what is made anew each round, for the type checker), and the core reads
+only the integers in it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 A = TypeVar("A")  # the backend's array type; the core never looks inside
+T = TypeVar("T")
 
 MOST_NODES = 64  # of a tree of drafts; sessions have room for it beside the text
 
@@ -28,6 +30,16 @@ Rule = Literal["match", "rejection", "block"]
 Path = Literal["walk", "best"]
 Processor = Callable[[list[int], Any], Any]
 """``(ids of prompt and output so far, logits [V] as numpy) -> logits [V]``; the host's."""
+
+
+@dataclass_transform(frozen_default=True)
+def light(cls: type[T]) -> type[T]:
+    """A dataclass with slots for what is made anew each round, frozen for the type checker alone.
+
+    Python's own freezing is a call for each field: five microseconds a value right after a pass of
+    the target, when all caches are cold.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 class Finish(StrEnum):
@@ -97,7 +109,7 @@ class Request:
     grammar: Grammar | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Outlook:
     """What a draft says before it draws anything. Must cost O(1)."""
 
@@ -139,7 +151,7 @@ class Proposal(Generic[A]):
     meta: Any = None  # live row count on the device, timing events
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Verdict(Generic[A]):
     """What the target says of a proposal (or of a chunk of the prompt)."""
 
@@ -152,7 +164,7 @@ class Verdict(Generic[A]):
     ns: tuple[int, int] = (-1, -1)  # nanoseconds of draft, verify; -1 = unknown
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Step:
     """One round as the reader of the loop sees it."""
 

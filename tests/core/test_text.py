@@ -174,6 +174,8 @@ def test_a_long_text_is_not_decoded_from_the_start_each_time() -> None:
     longest = 0
 
     class Counting(ToyTokenizer):
+        joins_bytes = False
+
         def decode(self, ids: Sequence[int]) -> str:
             nonlocal longest
             longest = max(longest, len(ids))
@@ -181,6 +183,19 @@ def test_a_long_text_is_not_decoded_from_the_start_each_time() -> None:
 
     assert streamed(Counting(), blocks_of(BYTES.encode(STORY * 50), [3])) == STORY * 50
     assert longest < 60
+
+
+def test_where_bytes_are_joined_only_what_is_no_character_yet_is_decoded_again() -> None:
+    asked: list[list[int]] = []
+
+    class Listening(ToyTokenizer):
+        def decode(self, ids: Sequence[int]) -> str:
+            asked.append(list(ids))
+            return super().decode(ids)
+
+    euro = list("€".encode())
+    assert streamed(Listening(), [[65], [66], euro[:1], euro[1:], [67]]) == "AB€C"
+    assert asked == [[65], [66], euro[:1], euro, [67], []]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 9])

@@ -69,7 +69,8 @@ class QueuedDraft(ABC):
         """A full block as soon as there is an anchor; ``lag`` is the queue's rows."""
         queued = self._queued
         ready = len(self._tokens) == self._absorbed + queued + 1
-        return Outlook(self._limits.most if ready else 0, lag=queued, least=self._limits.fewest)
+        limits = self._limits
+        return Outlook(limits.most if ready else 0, 0, queued, 0, (), limits.fewest)
 
     def propose(self, plan: Plan) -> Proposal[Array]:
         """A token of each row, as the request draws them; catching up is part of it."""

@@ -38,10 +38,10 @@ class ToyTarget:
             if len(self._tokens) < len(request.prompt):
                 yield Verdict([], rows=len(rows), features=rows)
                 continue
-            said, _, notes, _ = self._judge(rows[-1:])
-            self._anchor = said[0]
-            self._say(said)
-            yield Verdict(said, rows=len(rows), features=rows, notes=notes)
+            ruling = self._judge(rows[-1:])
+            self._anchor = ruling.tokens[0]
+            self._say(ruling.tokens)
+            yield Verdict(ruling.tokens, rows=len(rows), features=rows, notes=ruling.notes)
 
     def verify(self, proposal: Proposal[Any]) -> Verdict[list[State]]:
         """As the protocol says: one pass over anchor and drafts."""
@@ -51,12 +51,14 @@ class ToyTarget:
         rows = self._run([self._anchor, *drafted] if parents is None else [self._anchor])
         if parents is not None:
             rows += self._branches(rows[0], drafted, parents)
-        self._last, accepted, notes, path = self._judge(rows, drafted, proposal.q, parents)
+        ruling = self._judge(rows, drafted, proposal.q, parents)
+        self._last, path = ruling.tokens, ruling.path
         kept = [rows[0], *(rows[node + 1] for node in path)]
         if parents is not None:  # the path alone stays
             self._tokens += self._last[:-1]
             self._states += kept[1:]
-        return Verdict(list(self._last), path, len(drafted), accepted + 1, kept, notes=notes)
+        said, notes = list(self._last), ruling.notes
+        return Verdict(said, path, len(drafted), len(path) + 1, kept, notes=notes)
 
     def commit(self, kept: int) -> None:
         """As the protocol says. A wrong count is believed, and spoils the state."""
