@@ -33,6 +33,23 @@ def test_what_is_no_kernel_is_the_gap_and_the_clock_pays_for_itself() -> None:
     assert less.ms == pytest.approx(950 / 1e6) and less.gap_ms == pytest.approx(370 / 1e6)
 
 
+def test_what_the_clock_adds_is_what_it_adds_a_second_time() -> None:
+    calls, inner = {"aten::mm": 2, "aten::empty": 2}, {"aten::mm": 1}
+    once, twice = (
+        Seen(ns, {"aten::mm": 600, "aten::empty": 9}, calls, inner, 3) for ns in (1000, 1060)
+    )
+    assert gaps.in_place([once], [twice], computes) == pytest.approx(20), "three of four in gaps"
+    assert gaps.in_place([once], [once], computes) == 0
+
+
+@needs_a_compiler
+def test_a_second_copy_notes_beside_the_first(clock: Observer) -> None:
+    x = torch.ones(4)
+    with clock.watching(twice=True):
+        x.neg_()
+    assert clock.seen(1).calls == {"aten::neg_": 1}
+
+
 @needs_a_compiler
 def test_operators_are_counted_with_those_they_call(clock: Observer) -> None:
     x = torch.ones(64, 64)
