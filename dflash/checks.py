@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash.errors import ConfigError
 
+MOST_THREADS = 512  # what llama.cpp has room for; torch takes more, and counts in 32 bits
 LARGEST = 1e10  # of what is added to logits: more could overflow float32 at a low temperature
 
 
@@ -51,6 +52,13 @@ def at_least(least: int, name: str, value: Any, *, required: bool = False, hint:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be a whole number of {least} or more{hint}, got {value!r}")
+
+
+def threads(name: str, value: Any) -> None:
+    """A number of threads that every backend can make; None passes."""
+    at_least(1, name, value)
+    if value is not None and value > MOST_THREADS:
+        raise ConfigError(f"{name} must be at most {MOST_THREADS}, got {value}")
 
 
 def within(name: str, value: Any, wanted: Callable[[float], bool], words: str) -> None:

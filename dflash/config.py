@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from os import PathLike, fspath
 from typing import Any, Literal, TypedDict, TypeVar
 
-from dflash.checks import at_least, plain_numbers, set_fields, switch, token_ids
+from dflash.checks import at_least, plain_numbers, set_fields, switch, threads, token_ids
 from dflash.errors import ConfigError
 from dflash.generate_config import (
     BlockSize,
@@ -149,7 +149,7 @@ class LoadConfig:
         if not isinstance(self.backend, str) or not self.backend:
             raise ConfigError(f"backend must be a name or 'auto', got {self.backend!r}")
         at_least(1, "draft_sliding_window_size", self.draft_sliding_window_size)
-        at_least(1, "threads", self.threads)
+        threads("threads", self.threads)
         if self.draft_bits not in (None, 4, 8):
             raise ConfigError(f"draft_bits must be 4 or 8, got {self.draft_bits!r}")
         for name in ("pack_weights", "trust_remote_code", "profile", "force_dflash", "mtp"):

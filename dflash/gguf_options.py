@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dflash.checks import at_least, switch, within
+from dflash.checks import at_least, switch, threads, within
 from dflash.errors import ConfigError
 
 CACHE_TYPES = {  # name -> ggml type number
@@ -71,9 +71,9 @@ class GgufOptions:
         at_least(1, "n_ctx", self.n_ctx)
         at_least(1, "n_batch", self.n_batch)
         at_least(1, "n_ubatch", self.n_ubatch)
-        at_least(1, "threads_batch", self.threads_batch)
-        at_least(1, "draft_threads", self.draft_threads)
-        at_least(1, "draft_threads_batch", self.draft_threads_batch)
+        threads("threads_batch", self.threads_batch)
+        threads("draft_threads", self.draft_threads)
+        threads("draft_threads_batch", self.draft_threads_batch)
         at_least(0, "draft_n_min", self.draft_n_min)
         within("draft_p_min", self.draft_p_min, lambda share: 0 <= share <= 1, "between 0 and 1")
         for name in ("repack", "verbose"):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dflash.checks import threads
 from dflash.errors import ConfigError
 
 DEFAULT_DECAY = {8: 4.0, 10: 5.0, 16: 7.0}  # gamma by block size, DFlash paper section 5
@@ -105,6 +106,7 @@ class TrainConfig:
         ):
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        threads("--threads", self.threads)
         wrong = [size for size in schedule.block_sizes if not 2 <= size <= shape.block_size]
         if wrong:
             raise ConfigError(

@@ -365,6 +365,54 @@ def test_interrupted_imports_are_as_quiet_and_a_second_interrupt_too(module):
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
+TWICE = """
+import os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is born deaf to it
+import typer
+from dflash import cli, engine
+from dflash.__main__ import main
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def stream(*_, **__):
+    interrupt()
+    yield
+
+class Exit(typer.Exit):
+    def __init__(self, code=0):
+        if sys.argv[-1] == "door":
+            interrupt()  # the second one, inside the door's own except
+        super().__init__(code)
+
+def left(code):
+    if sys.argv[-1] == "behind":
+        interrupt()  # the second one, while the code is on its way out
+    raise SystemExit(code)
+
+engine.Engine.stream = stream
+cli.typer.Exit = Exit
+typer.core.sys.exit = left
+where = sys.argv.pop()
+sys.argv.append(where)
+main()
+"""
+
+
+@pytest.mark.parametrize("where", ["door", "behind", "nowhere"])
+def test_a_second_interrupt_on_the_way_out_ends_it_with_the_same_code(where):
+    found = subprocess.run(
+        [sys.executable, "-c", TWICE, "generate", *TOY, where],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment(),
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
 def test_a_reader_that_leaves_causes_no_noise(slow):
     process = slow("generate", "hello", *TOY, "--max-tokens", "3000")
     process.stdout.read(5)

@@ -54,6 +54,7 @@ def test_few_conversations_are_enough_for_a_figure(made: tuple[Path, Result]) ->
         ("--seed", "9" * 30, "--seed must be at most"),
         ("--seed", "-5", "--seed must be at least 0"),
         ("--threads", "0", "--threads must be at least 1"),
+        ("--threads", "99999999999", "--threads must be at most 512"),
         ("--learning-rate", "nan", "--learning-rate must be a number above 0"),
         ("--start-rate", "-1", "--start-rate must be a number from 0"),
         ("--start-rate", "0.1", "name a draft with --start"),
