@@ -65,6 +65,7 @@ class State(StrEnum):
 _PATIENCE, _MOST_PATIENCE = 25, 800  # plain steps per plain step that a probe may lose; doubles
 _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
+_SURE = 0.9  # of its first token: such a draft is probed even though it knows how sure it is
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
 _FIRST = 3  # rows of the first block of a pair
@@ -196,11 +197,12 @@ class Adaptive:
     def _probe(
         self, options: Options, able: Mapping[int, int], outlooks: Sequence[Outlook]
     ) -> tuple[int, int]:
-        """Now and then the best, but of drafts that know how sure they are: they tell changes."""
+        """Now and then the best; of drafts that know how sure they are, where they are sure."""
         self._fall_back("no block looked faster than a plain step")
-        blind = [key for key in options if not outlooks[key[0]].prior]
-        best = max(blind, key=options.__getitem__, default=(0, 0))
-        wait = self._until(best, able[best[0]]) if blind else inf
+        said = {key: outlooks[key[0]].prior for key in options}
+        tried = [key for key, prior in said.items() if not prior or prior[0] >= _SURE]
+        best = max(tried, key=options.__getitem__, default=(0, 0))
+        wait = self._until(best, able[best[0]]) if tried else inf
         self._rest = min(wait, self._plain_run + _REST)
         return best if self._plain_run >= wait else (0, 0)
 

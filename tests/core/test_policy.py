@@ -318,11 +318,11 @@ class TestSteps:
         assert patient == impatient and any(patient)
         assert few < many / 4
 
-    def matches(self) -> Adaptive:
+    def matches(self, slow: int = 1) -> Adaptive:
         """A policy that knows what look-ups cost where two rows cost two plain steps."""
         profile = Profile()
         for rows, ns in ((0, 10), (0, 10), (1, 19), (3, 27), (7, 33), (15, 65)):
-            profile.costs.add(0, rows, ns)
+            profile.costs.add(0, rows, slow * ns if rows else ns)
         return Adaptive(16, profile)
 
     def test_matches_that_are_not_worth_it_are_no_probes(self) -> None:
@@ -334,6 +334,15 @@ class TestSteps:
             policy.observe(played(plan, 0))
         assert policy.state is State.FALLBACK
         assert policy.plan(99, [Outlook(15, grade=5, prior=USUAL[5])]).rows >= 7
+
+    @pytest.mark.parametrize("grade", [0, 5])
+    def test_sure_matches_are_probed_where_blocks_were_slow_once(self, grade: int) -> None:
+        policy, tried = self.matches(slow=2), 0
+        for _ in range(900):
+            plan = policy.plan(99, [Outlook(15, grade=grade, prior=USUAL[grade])])
+            tried += plan.rows > 0
+            policy.observe(played(plan, plan.rows, 19 if plan.rows else 10))
+        assert tried > 10 if grade else not tried
 
     def test_a_match_that_is_surer_has_credit_where_a_weaker_one_has_lost_its_own(self) -> None:
         policy = self.matches()
