@@ -29,6 +29,7 @@ NATIVE = frozenset(
 AFTER_LAST = frozenset({"mimo2", "nemotron_h", "deepseek4"})
 """Those that also publish what leaves the last layer."""
 
+ROOM = 32  # single rows that room is made for in one go
 _Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
@@ -83,6 +84,7 @@ class NativeTaps:
         """``ids`` in the order of the draft's features."""
         self._ids, self._width = tuple(ids), width
         self._first = ids[0]
+        self._room: list[tuple[Floats, Floats]] = []  # for single rows: [1, L, E] and [1, L*E]
         # where the first lay -> a row of all [1, L, E], and as many as there are
         self._seen: dict[int, tuple[Floats, Floats]] = {}
 
@@ -101,8 +103,19 @@ class NativeTaps:
         """As the protocol says."""
         seen = self._seen.get(self._get(self._handle, self._first))
         one, many = self._found(count) if seen is None else seen
-        rows = one if count == 1 else many[:count]
-        return rows.copy().reshape(count, -1)
+        if count > 1:
+            return many[:count].copy().reshape(count, -1)
+        if not self._room:
+            self._room = self._made()
+        place, row = self._room.pop()
+        place[...] = one
+        return row
+
+    def _made(self) -> list[tuple[Floats, Floats]]:
+        """New room for single rows. A plain step that made its own would do so with cold caches."""
+        block = np.empty((ROOM, len(self._ids), self._width), np.float32)
+        flat = block.reshape(ROOM, -1)
+        return [(block[i : i + 1], flat[i : i + 1]) for i in range(ROOM)]
 
     def _found(self, count: int) -> tuple[Floats, Floats]:
         """Rows of the last pass, one and at least ``count``; kept where they lie evenly."""
