@@ -1,4 +1,7 @@
-"""What a generation hands back: frozen, plain data."""
+"""What a generation hands back: frozen, plain data.
+
+Chunks are made anew each round, so it is the type checker that keeps them frozen.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dflash.core.types import light
 
 if TYPE_CHECKING:
     from dflash.core.stats import Stats
@@ -21,7 +26,7 @@ class Piece(NamedTuple):
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Chunk:
     """What one round committed. The last chunk of each text has finish_reason and stats."""
 
