@@ -7,10 +7,10 @@ kernel; Python, the reading of arguments in torch's bindings, and operators that
 measures as an operator's own time. But the profiler's notes lengthen just the time between
 operators; this clock is read twice an operator and adds to a sum, and nothing else.
 
-What it adds is measured on a loop of small operators in the same process, and taken off. A loop is
-hot and a round is not, so that is looked at in place, too: rounds are noted once and, in turn with
-them, twice, by a second copy of the same code with sums of its own. What torch itself does for a
-clock, before it asks it, stays in the gaps: they come out too long by that.
+What it adds to an operator is measured in the same process on a loop of small ones, and taken off.
+A loop is hot and a round is not, so that is too little, and the share is at most too high. How much
+too high is seen in place, with more noise: the thread's time of rounds with the clock, less that of
+rounds without it, in turn; and a round in which a second copy of the same code notes beside it.
 
 The clock is some lines of C++ (`observer.cpp`), so that it needs a compiler: `why_not` says so.
 """
@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -71,7 +71,10 @@ class Gaps:
     bare_ms: float  # of rounds without the clock
     operators: float  # a round
     added_us: float  # by the clock, an operator, in a loop of small ones
-    in_place_us: float  # the same in gaps of these rounds; moves more
+    in_place_us: float  # by all that a clock needs, an operator of these rounds; moves more
+    in_place_error_us: float  # of that median
+    twin_us: float  # by a second copy of the clock, an operator in a gap
+    in_place_share: float  # `share`, if that is what is taken off
     rounds: int  # with the clock once
 
 
@@ -173,42 +176,67 @@ def added_by(watching: Callable[[], Any]) -> float:
     return median(found)
 
 
-def gaps(
-    watch: Observer, step: Callable[[], object], count: int, computes: Callable[[str], bool]
-) -> Gaps:
-    """``count`` rounds without the clock, with it, and with it twice, in turn; ``step`` is a round,
-    and gives None when there is no more. An operator ``computes``, or it is in no kernel's time."""
-    ways = (nullcontext, watch.watching, lambda: watch.watching(twice=True))
-    bare, once, twice = list[float](), list[Seen](), list[Seen]()
-    for place in range(3 * count):
-        with ways[place % 3]():
-            start = time.perf_counter_ns()
-            more = step()
-            spent = time.perf_counter_ns() - start
-        if more is None:
-            break
-        if place % 3:
-            (once, twice)[place % 3 - 1].append(watch.seen(spent))
-        else:
-            bare.append(spent / NS)
-    added = added_by(watch.watching)
-    found = [gap_of(seen, computes, added) for seen in once]
-    low, _, high = quantiles([gap.share for gap in found], n=4)
+@dataclass(slots=True)
+class Rounds:
+    """Rounds without the clock, with it, and with it twice, in turn."""
+
+    watch: Observer
+    bare: list[float] = field(default_factory=list)  # milliseconds
+    once: list[Seen] = field(default_factory=list)
+    twice: list[Seen] = field(default_factory=list)
+    more: list[float] = field(default_factory=list)  # ns of the thread, once less bare
+
+    def run(self, step: Callable[[], object], count: int) -> None:
+        """``count`` rounds of each kind; ``step`` is a round, None when there is no more."""
+        kinds: tuple[Any, ...] = (nullcontext, self.watch.watching, self._twice)
+        spent = [0, 0, 0]
+        for place in range(3 * count):
+            kind = (place + place // 3) % 3  # each comes first, second and last
+            with kinds[kind]():
+                start, mine = time.perf_counter_ns(), time.thread_time_ns()
+                more = step()
+                spent[kind] = time.thread_time_ns() - mine
+                ns = time.perf_counter_ns() - start
+            if more is None:
+                return
+            if kind:
+                (self.once, self.twice)[kind - 1].append(self.watch.seen(ns))
+            else:
+                self.bare.append(ns / NS)
+            if place % 3 == 2:
+                self.more.append(spent[1] - spent[0])
+
+    def _twice(self) -> Any:
+        return self.watch.watching(twice=True)
+
+
+def gaps(found: Rounds, computes: Callable[[str], bool]) -> Gaps:
+    """Their figures. An operator ``computes``, or it is in no kernel's time."""
+    added = added_by(found.watch.watching)
+    less = [gap_of(seen, computes, added) for seen in found.once]
+    low, _, high = quantiles([gap.share for gap in less], n=4)
+    operators = median(gap.operators for gap in less)
+    least, _, most = quantiles(found.more, n=4)
+    place = median(found.more) / operators
+    error = 1.25 * (most - least) / 1.35 / len(found.more) ** 0.5 / operators
     return Gaps(
-        share=median(gap.share for gap in found),
+        share=median(gap.share for gap in less),
         quarters=(low, high),
-        gap_ms=median(gap.gap_ms for gap in found),
-        round_ms=median(gap.ms for gap in found),
-        bare_ms=median(bare),
-        operators=median(gap.operators for gap in found),
+        gap_ms=median(gap.gap_ms for gap in less),
+        round_ms=median(gap.ms for gap in less),
+        bare_ms=median(found.bare),
+        operators=operators,
         added_us=added / 1e3,
-        in_place_us=in_place(once, twice, computes) / 1e3,
-        rounds=len(found),
+        in_place_us=place / 1e3,
+        in_place_error_us=error / 1e3,
+        twin_us=twin(found.once, found.twice, computes) / 1e3,
+        in_place_share=median(gap_of(seen, computes, place).share for seen in found.once),
+        rounds=len(less),
     )
 
 
-def in_place(once: Sequence[Seen], twice: Sequence[Seen], computes: Callable[[str], bool]) -> float:
-    """Nanoseconds that the clock adds to an operator in a gap of these rounds."""
+def twin(once: Sequence[Seen], twice: Sequence[Seen], computes: Callable[[str], bool]) -> float:
+    """Nanoseconds that a second copy adds to an operator in a gap of these rounds."""
     short, long = (median(gap_of(s, computes, 0).gap_ms for s in part) for part in (once, twice))
     in_gaps = median(
         sum(seen.calls.values()) - sum(seen.inner[name] for name in seen.own if computes(name))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from bench import gaps  # noqa: E402 - after the check for torch
-from bench.gaps import Observer, Seen, gap_of  # noqa: E402
+from bench.gaps import Gaps, Observer, Rounds, Seen, gap_of  # noqa: E402
 from bench.parts import computes  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -23,6 +23,12 @@ def clock() -> Iterator[Observer]:
         yield found
 
 
+def measured(clock: Observer, step: Callable[[], object], count: int) -> Gaps:
+    rounds = Rounds(clock)
+    rounds.run(step, count)
+    return gaps.gaps(rounds, computes)
+
+
 def test_what_is_no_kernel_is_the_gap_and_the_clock_pays_for_itself() -> None:
     own = {"aten::mm": 600, "aten::empty": 50, "aten::view": 30}
     calls = {"aten::mm": 2, "aten::empty": 2, "aten::view": 1}
@@ -33,13 +39,13 @@ def test_what_is_no_kernel_is_the_gap_and_the_clock_pays_for_itself() -> None:
     assert less.ms == pytest.approx(950 / 1e6) and less.gap_ms == pytest.approx(370 / 1e6)
 
 
-def test_what_the_clock_adds_is_what_it_adds_a_second_time() -> None:
+def test_a_second_copy_adds_to_the_operators_in_gaps() -> None:
     calls, inner = {"aten::mm": 2, "aten::empty": 2}, {"aten::mm": 1}
     once, twice = (
         Seen(ns, {"aten::mm": 600, "aten::empty": 9}, calls, inner, 3) for ns in (1000, 1060)
     )
-    assert gaps.in_place([once], [twice], computes) == pytest.approx(20), "three of four in gaps"
-    assert gaps.in_place([once], [once], computes) == 0
+    assert gaps.twin([once], [twice], computes) == pytest.approx(20), "three of four in gaps"
+    assert gaps.twin([once], [once], computes) == 0
 
 
 @needs_a_compiler
@@ -76,15 +82,25 @@ def test_a_nap_between_operators_is_in_the_gap(clock: Observer) -> None:
         time.sleep(0.005)
         return x
 
-    found = gaps.gaps(clock, step, 4, computes)
+    found = measured(clock, step, 4)
     assert found.rounds == 4 and found.operators == 1
     assert 0.9 < found.share <= 1 and found.gap_ms > 5
+    assert found.in_place_error_us > 0
+
+
+@needs_a_compiler
+def test_a_text_that_ends_ends_the_rounds(clock: Observer) -> None:
+    left = iter([torch.ones(2)] * 7)
+    rounds = Rounds(clock)
+    rounds.run(lambda: (torch.ones(2).neg_(), next(left, None))[1], 4)
+    kinds = (len(rounds.bare), len(rounds.once), len(rounds.twice), len(rounds.more))
+    assert kinds == (2, 2, 3, 2)
 
 
 @needs_a_compiler
 def test_one_long_product_leaves_hardly_a_gap(clock: Observer) -> None:
     x = torch.ones(400, 400)
-    found = gaps.gaps(clock, lambda: x.mm(x), 8, computes)
+    found = measured(clock, lambda: x.mm(x), 8)
     assert found.share < 0.2
 
 
