@@ -250,7 +250,7 @@ class Engine(Closing):
         costs = self._profile.costs
         if not stats.tokens_per_second or not costs.knows(0, 0):
             return stats
-        return replace(stats, speedup=stats.tokens_per_second * costs.plain() / 1e9)
+        return replace(stats, speedup=stats.tokens_per_second * costs.plain() * costs.pace / 1e9)
 
     @contextmanager
     def _leased(self, request: Request, fresh: bool) -> Iterator[Lease]:

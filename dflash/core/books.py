@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dflash.core.profile import CostCurve
-
 LOSS = 0.015  # share of plain decoding's time that may be lost on drafts that fail
 _LOAN, _MOST_LOAN = 1.25, 2.5  # plain steps that may be lost before anything is earned
 _TRUST = 4.0  # plain steps more of it, for a draft that usually doubles the speed
@@ -15,12 +13,13 @@ class Books:
 
     The loan grows with what drafts promise. A draft that knows how sure it is gets one for each
     block by itself: what lost on a weak match may be won back on a strong one, not on a weak one.
+
+    All times are in plain steps, so that they mean the same whatever else the machine does.
     """
 
-    def __init__(self, costs: CostCurve) -> None:
-        """``costs`` know what a plain step takes."""
-        self._costs = costs
-        self._worth = self._debt = 0.0  # ns: of plain decoding so far; lost on drafts so far
+    def __init__(self) -> None:
+        """Nothing said, nothing lost."""
+        self._tokens, self._debt = 0, 0.0
         self._loan = _LOAN
 
     def promise(self, speed: float) -> None:
@@ -28,20 +27,20 @@ class Books:
         self._loan = max(self._loan, min(_MOST_LOAN, _lent(speed)))
 
     def room(self, sure: float | None = None) -> float:
-        """ns that a block may take so that the books stay in order if nothing of it is kept.
+        """Plain steps that a block may take so that the books balance if nothing of it is kept.
 
         ``sure`` is how fast it looks to a draft that knows how sure it is.
         """
         loan = self._loan if sure is None else min(_SURE_LOAN, _lent(sure))
-        return LOSS * self._worth - self._debt + (loan + 1) * self._costs.plain()
+        return LOSS * self._tokens - self._debt + loan + 1
 
-    def spend(self, ns: float, tokens: int) -> None:
-        """A round with drafts took ``ns`` for so many tokens."""
-        self._debt += ns - tokens * self._costs.plain()
+    def spend(self, steps: float, tokens: int) -> None:
+        """A round with drafts took as long as ``steps`` plain ones, for so many tokens."""
+        self._debt += steps - tokens
 
     def earn(self, tokens: int) -> None:
         """So many tokens more, by whatever round."""
-        self._worth += tokens * self._costs.plain_ns
+        self._tokens += tokens
 
 
 def _lent(speed: float) -> float:

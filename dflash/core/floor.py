@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from dflash.core.costs import CostCurve
 from dflash.core.policy import Fixed, State
-from dflash.core.profile import CostCurve
 from dflash.core.types import PLAIN_STEP, Outlook, Plan, Step
 
 WINDOW, LEAST = 32, 16  # drafted tokens that are judged; never fewer than LEAST

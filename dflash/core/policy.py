@@ -69,7 +69,6 @@ _SURE = 0.9  # of its first token: such a draft is probed even though it knows h
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
 _FIRST = 3  # rows of the first block of a pair
-_REFRESH, _FRESH = 24, 216  # rounds between two measurements of a plain step: at break-even, most
 _MEASURED = 2  # plain steps before a pair's first block: the very first may be slow
 _REST = 16  # plain steps of a fallback after which all is looked at again, if not before
 
@@ -100,14 +99,13 @@ class Adaptive:
         self._profile = profile or Profile()
         self._costs = self._profile.costs
         self._survival: dict[tuple[int, int], Survival] = {}
-        self._books = Books(self._costs)
+        self._books = Books()
         self._rounds = self._plain_run = 0
         self._patience, self._again = _PATIENCE, False
         self._silent = set[int]()  # drafts that proposed nothing when they were asked
         self._unable = False  # in a round with time and room for a block
         self._rest, self._asked = 0.0, [(0, 0)]  # plain steps of the run; what drafts said then
         self._outlook = Outlook(0)  # of the draft last chosen
-        self._catch_up = 0.0  # ns per context row that a draft has to catch up
 
     def plan(self, most: int, outlooks: Sequence[Outlook]) -> Plan:
         """The best block by what is known now. Looks at nothing that was drawn."""
@@ -146,7 +144,7 @@ class Adaptive:
             # A draft that proposed nothing after all took its time, so that is no plain step.
             if (self._plain_run or self._rounds == 1) and not step.plan.rows:
                 self._costs.add(0, 0, step.ns)
-                self._profile.stale = 0
+                self._profile.refresh()
             if step.plan.rows:
                 self._lose(step)
             self._plain_run += 1
@@ -161,7 +159,7 @@ class Adaptive:
         for draft, most in able.items():
             if self._costs.sizes(draft):
                 continue
-            if draft not in self._silent or self._room(outlooks[draft]) >= self._costs.plain():
+            if draft not in self._silent or self._room(draft, outlooks[draft]) >= 1:
                 return draft, min(most, max(_FIRST, outlooks[draft].least))
         return None
 
@@ -173,21 +171,21 @@ class Adaptive:
         promise = max((s for (d, _), s in speeds.items() if not outlooks[d].prior), default=1.0)
         self._books.promise(promise)
         wanting = {
-            (draft, rows): self._costs.cost(draft, rows) - self._room(outlooks[draft], speed)
+            (draft, rows): self._costs.price(draft, rows)
+            - self._room(draft, outlooks[draft], speed)
             for (draft, rows), speed in speeds.items()
         }
         options = {key: speed for key, speed in speeds.items() if wanting[key] <= 0}
         if not options:  # the books allow nothing, until so many plain steps have filled them
             self._fall_back("drafts that failed have taken as much time as they may")
-            wait = min(wanting.values(), default=0.0) / (LOSS * self._costs.plain())
+            wait = min(wanting.values(), default=0.0) / LOSS
             self._rest = self._plain_run + int(min(wait, _REST))
             return 0, 0
         best = max(options, key=options.__getitem__)
         if options[best] <= _WORTH_IT:
             return self._probe(options, able, outlooks)
         self.state = State.SPECULATING
-        self._profile.stale += 1  # whoever's rounds: requests may be short
-        if self._profile.stale > min(_FRESH, _REFRESH * (1 + 16 * max(0.0, options[best] - 1))):
+        if self._profile.outdated(options[best] - 1):
             return 0, 0  # until one is measured, which the first after a block is not
         return self._untried(options, options[best]) or best
 
@@ -245,9 +243,9 @@ class Adaptive:
         new = [key for key in new if options[key] > _NEAR * best]
         return max(new, key=options.__getitem__, default=None)
 
-    def _room(self, outlook: Outlook, speed: float = 1.0) -> float:
-        """ns that a block which looks so fast may take."""
-        return self._books.room(speed if outlook.prior else None) - self._late(outlook)
+    def _room(self, draft: int, outlook: Outlook, speed: float = 1.0) -> float:
+        """Plain steps that a block which looks so fast may take."""
+        return self._books.room(speed if outlook.prior else None) - self._late(draft, outlook)
 
     def _learn(self, step: Step) -> None:
         draft, lag = step.plan.draft, self._outlook.lag
@@ -268,26 +266,27 @@ class Adaptive:
         if not self._costs.sizes(draft):  # a measurement, and in nobody's books
             self._costs.add(draft, step.rows, step.ns)
             return
-        if lag <= self._most + 1:
+        late = self._costs.steps(step.ns) - self._costs.price(draft, step.rows)
+        slow_first = self._costs.sizes(draft) == 1 and self._costs.pace == 1 and late < 0
+        if lag <= self._most + 1 or slow_first:  # even with rows to catch up it took less
             self._costs.add(draft, step.rows, step.ns)
         else:
-            late = max(0.0, step.ns - self._costs.cost(draft, step.rows)) / lag
-            self._catch_up += (late - self._catch_up) / 2
-        spent = self._costs.cost(draft, step.rows) + self._late(self._outlook)
-        self._books.spend(spent, len(step.tokens))
+            self._profile.catch_up(draft).add(late / lag)
+        price = self._costs.price(draft, step.rows)
+        self._books.spend(price + self._late(draft, self._outlook), len(step.tokens))
 
     def _lose(self, step: Step) -> None:
         """Book the time of a draft that proposed nothing after all."""
-        draft, spent = step.plan.draft, float(step.ns)
+        draft, spent = step.plan.draft, self._costs.steps(step.ns)
         self._silent.add(draft)
         if self._costs.sizes(draft):  # a disturbance is no debt
-            most = self._costs.cost(draft, step.plan.rows) + self._costs.plain()
-            spent = min(spent, most)
+            spent = min(spent, self._costs.price(draft, step.plan.rows) + 1)
         self._books.spend(spent, 1)
 
-    def _late(self, outlook: Outlook) -> float:
-        """Cost of catching up, beyond what every round has of it."""
-        return self._catch_up * outlook.lag if outlook.lag > self._most + 1 else 0.0
+    def _late(self, draft: int, outlook: Outlook) -> float:
+        """Plain steps that catching up takes, beyond what every round has of it."""
+        late = outlook.lag if outlook.lag > self._most + 1 else 0
+        return late * self._profile.catch_up(draft).typical
 
     def _usual_of(self, draft: int, outlook: Outlook) -> Survival:
         return self._profile.usual(draft, outlook.grade, outlook.prior)

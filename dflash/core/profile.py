@@ -6,105 +6,17 @@ request; the pair's average is where a new request starts. Nothing here reads a 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
-PLAIN = -1  # the draft of a plain step
-_SAMPLES = 9  # rounds of one size that a median looks at
+from dflash.core.costs import CatchUp, CostCurve
+
+_REFRESH, _FRESH = 24, 216  # rounds between two measurements of a plain step: at break-even, most
+_EARLY, _DOUBLINGS = 8, 5  # rounds before the first of them; how often that doubles
 _SOME = 0.5  # acceptance of a draft nobody knows anything of
 _MOST = 0.98  # no estimate is more certain than this
 _LIFT, _SURE, _FADE = 0.5, 8.0, 0.995  # a tree's share at first, how sure that is, and for how long
-
-
-class CostCurve:
-    """Nanoseconds of a whole round by draft and drafted rows.
-
-    Medians of the last rounds of a size, straight lines between sizes. A slow first call counts
-    only until a second one comes.
-    """
-
-    def __init__(self) -> None:
-        """Nothing is known."""
-        self._samples: dict[tuple[int, int], deque[float]] = {}
-        self._points: dict[int, dict[int, float]] = {}  # draft -> rows -> ns
-        self._curves: dict[int, list[float]] = {}  # draft -> ns by rows, until a point moves
-        self.plain_ns = 0.0  # of a plain step; 0 until one was measured
-
-    def add(self, draft: int, rows: int, ns: float) -> None:
-        """One round; 0 rows is a plain step, whatever the draft. Less than a nanosecond is one."""
-        key = (draft if rows else PLAIN, rows)
-        samples = self._samples.get(key)
-        if samples is None:
-            samples = self._samples[key] = deque(maxlen=_SAMPLES)
-        samples.append(max(1.0, ns))
-        typical = sorted(samples)[len(samples) // 2 if len(samples) > 2 else 0]
-        points = self._points.setdefault(key[0], {})
-        if points.get(rows) != typical:
-            points[rows] = typical
-            self._curves.clear()
-            if not rows:
-                self.plain_ns = typical
-
-    def knows(self, draft: int, rows: int) -> bool:
-        """Whether a round of this size was measured."""
-        return rows in self._points.get(draft if rows else PLAIN, {})
-
-    def count(self, draft: int, rows: int) -> int:
-        """How many of the last rounds of this size are remembered."""
-        return len(self._samples.get((draft if rows else PLAIN, rows), ()))
-
-    def sizes(self, draft: int) -> int:
-        """How many sizes were measured, plain steps aside."""
-        return len(self._points.get(draft, {}))
-
-    def plain(self) -> float:
-        """Cost of a plain step; needs ``knows(any, 0)``."""
-        return self._points[PLAIN][0]
-
-    def cost(self, draft: int, rows: int) -> float:
-        """Cost of a round; needs a plain step and one size of this draft measured."""
-        return self.curve(draft, rows)[rows]
-
-    def curve(self, draft: int, most: int) -> list[float]:
-        """[rows]: cost of a round, from a plain step to at least ``most`` rows."""
-        known = self._curves.get(draft)
-        if known is None or len(known) <= most:
-            known = self._curves[draft] = self._drawn(draft, most)
-        return known
-
-    def _drawn(self, draft: int, most: int) -> list[float]:
-        """Lines through the sizes measured, rising: fewer rows never cost more than more rows.
-
-        What says otherwise was a disturbance. Past the last size the last line goes on at half its
-        slope: a guess that is too good is tried and found out, one that is too bad never is.
-        """
-        plain, points = self.plain(), self._points[draft]
-        sizes = sorted(points)
-        least, rising = float("inf"), {}
-        for rows in reversed(sizes):
-            least = min(least, points[rows])
-            rising[rows] = max(least, plain)
-        curve, low, slope = [plain], 0, 0.0
-        for rows in sizes:
-            slope = (rising[rows] - curve[low]) / (rows - low)
-            start = curve[low]
-            curve += [start + slope * step for step in range(1, rows - low + 1)]
-            low = rows
-        return curve + [curve[low] + slope / 2 * step for step in range(1, most - low + 1)]
-
-    def to_json(self) -> list[list[float]]:
-        """Rows of (draft, rows, ns)."""
-        return [[d, rows, ns] for d, points in self._points.items() for rows, ns in points.items()]
-
-    @classmethod
-    def from_json(cls, rows: Sequence[Sequence[float]]) -> CostCurve:
-        """What ``to_json`` wrote; each size counts as one measured round."""
-        curve = cls()
-        for draft, size, ns in rows:
-            curve.add(int(draft), int(size), ns)
-        return curve
 
 
 class Survival:
@@ -213,10 +125,28 @@ class Profile:
     def __init__(self, prior: Sequence[float] = ()) -> None:
         """``prior``: conditional acceptance by place, as a model card has it."""
         self.costs = CostCurve()
-        self.stale = 0  # rounds with drafts since a plain step was last measured
+        self._stale = 0  # rounds with drafts since a plain step was last measured
+        self._checks = 0  # times that one was, after such rounds
         self._prior = prior
         self._usual: dict[tuple[int, int], Survival] = {}
         self._lifts: dict[int, Lift] = {}
+        self._catch_ups: dict[int, CatchUp] = {}
+
+    def outdated(self, gain: float) -> bool:
+        """Count a round with drafts, whoever's, as requests may be short; True = a plain step is to
+        be measured instead.
+
+        ``gain`` is what drafts are thought to bring beyond plain decoding: the more, the dearer is
+        a plain step. A pair that is new is checked early, as all hangs on its first few rounds.
+        """
+        self._stale += 1
+        early = _EARLY << min(self._checks, _DOUBLINGS)
+        return self._stale > min(early, _FRESH, _REFRESH * (1 + 16 * max(0.0, gain)))
+
+    def refresh(self) -> None:
+        """A plain step was measured."""
+        self._checks += self._stale > 0
+        self._stale = 0
 
     def usual(self, draft: int, grade: int, prior: Sequence[float] = ()) -> Survival:
         """The average of all requests; slow to forget. ``prior`` is what the method itself knows,
@@ -230,6 +160,10 @@ class Profile:
         """What trees of a draft are good for."""
         return self._lifts.setdefault(draft, Lift())
 
+    def catch_up(self, draft: int) -> CatchUp:
+        """What a pause of a draft costs."""
+        return self._catch_ups.setdefault(draft, CatchUp())
+
     def to_json(self) -> dict[str, Any]:
         """For a file beside the pair."""
         usual = {f"{d}.{g}": known.chances(32) for (d, g), known in self._usual.items()}
@@ -240,7 +174,7 @@ class Profile:
     def from_json(cls, data: dict[str, Any]) -> Profile:
         """What ``to_json`` wrote."""
         profile = cls()
-        profile.costs = CostCurve.from_json(data["costs"])
+        profile.costs, profile._checks = CostCurve.from_json(data["costs"]), _DOUBLINGS
         for name, chances in data["survival"].items():
             draft, grade = name.split(".")
             profile._usual[int(draft), int(grade)] = Survival(chances, weight=10.0, fade=0.99)

@@ -103,6 +103,33 @@ def looked_up(token: int) -> tuple[int, int]:
 
 
 @dataclass
+class Busy:
+    """Others who use the machine now and then, from one request into the next.
+
+    Times in plain steps: between two bursts and in one, on average. ``slower`` is what the clock
+    sees of a round in a burst; what the machine would take alone is what a simulation adds up.
+    """
+
+    every: float
+    lasting: float
+    slower: float = 2.0
+
+    def start(self, seed: int) -> None:
+        """Idle at first."""
+        self._rng = random.Random(seed)
+        self._burst, self._left = False, self._rng.expovariate(1 / self.every)
+
+    def during(self, cost: float) -> float:
+        """How many times as long a round of ``cost`` takes that begins now."""
+        factor = self.slower if self._burst else 1.0
+        self._left -= cost
+        if self._left <= 0:
+            self._burst = not self._burst
+            self._left = self._rng.expovariate(1 / (self.lasting if self._burst else self.every))
+        return factor
+
+
+@dataclass
 class Simulation:
     """Requests played on a machine; time passes only here."""
 
@@ -112,16 +139,21 @@ class Simulation:
     seed: int = 0
     lift: float = 0.0  # of what a chain misses at a place, what a large tree catches
     able: Ables | None = None
+    busy: Busy | None = None
     lag: int = field(default=0, init=False)
+    worst: float = field(default=0.0, init=False)  # of the last run's requests, time per token
 
     def run(self, make: Callable[[], Policy], requests: int, tokens: int) -> float:
         """Time per token after the first, over all requests."""
-        total = 0.0
+        if self.busy is not None:
+            self.busy.start(self.seed)
+        times = []
         for number in range(requests):
             # the same text and the same disturbances for every policy
             rng = random.Random(f"{self.seed}.{number}")
-            total += self._request(make(), tokens, rng)
-        return total / (requests * (tokens - 1))
+            times.append(self._request(make(), tokens, rng) / (tokens - 1))
+        self.worst = max(times)
+        return sum(times) / requests
 
     def _request(self, policy: Policy, tokens: int, rng: random.Random) -> float:
         luck = [[rng.random() for _ in range(16)] for _ in range(tokens + 16)]
@@ -142,9 +174,10 @@ class Simulation:
             self.lag = accepted + 1 + (0 if plan.rows else self.lag)
             said += accepted + 1
             total += cost
-            policy.observe(
-                self._step(plan, accepted, self.machine.disturbed(cost, rng), said < tokens)
-            )
+            seen = self.machine.disturbed(cost, rng)
+            if self.busy is not None:
+                seen *= self.busy.during(cost)
+            policy.observe(self._step(plan, accepted, seen, said < tokens))
         return total
 
     def _outlook(self, said: int) -> Outlook:

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash.backends.toy import ToyTarget
+from dflash.core.costs import CostCurve
 from dflash.core.decode import decode
 from dflash.core.floor import LEAST, MOST_WAIT, WAIT, Floor
 from dflash.core.policy import State
-from dflash.core.profile import CostCurve
 from dflash.core.types import Finish, Outlook, Plan, Request, Step, Verdict
 from tests.core.toys import ANYTHING, plain, scripted, ticks, tokens_of
 

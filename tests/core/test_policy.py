@@ -23,6 +23,7 @@ from tests.core.machines import (
     LOOKED_UP,
     MACHINES,
     TEXTS,
+    Busy,
     Machine,
     Simulation,
     changing,
@@ -99,12 +100,19 @@ def test_it_is_near_the_best_fixed_block_and_never_slower_than_plain(
 def test_copied_passages_are_found_in_long_blocks_where_short_ones_do_not_pay(
     machine: Machine, tokens: int
 ) -> None:
-    """On llama.cpp two rows cost two plain steps: what a match is worth has to be known."""
-    simulation = Simulation(machine, copying, 16, able=looked_up)
-    best = min(simulation.run(lambda s=s: Fixed(s), 8, tokens) for s in (1, 2, 4, 8, 16))
-    profile = Profile()
-    assert simulation.run(lambda: Adaptive(16, profile), 8, tokens) <= 1.0 * best
-    assert simulation.run(lambda: Adaptive(16, Profile()), 8, tokens) <= 1.05 * best
+    """On llama.cpp two rows cost two plain steps: what a match is worth has to be known.
+
+    The mean of four runs, as eight requests are a hundredth to either side.
+    """
+    known, new = [], []
+    for seed in range(4):
+        simulation = Simulation(machine, copying, 16, seed, able=looked_up)
+        best = min(simulation.run(lambda s=s: Fixed(s), 8, tokens) for s in (1, 2, 4, 8, 16))
+        profile = Profile()
+        known.append(simulation.run(lambda: Adaptive(16, profile), 8, tokens) / best)  # noqa: B023
+        new.append(simulation.run(lambda: Adaptive(16, Profile()), 8, tokens) / best)
+    assert fmean(known) <= 1.0
+    assert fmean(new) <= 1.05
 
 
 @pytest.mark.parametrize("machine", LOOKED_UP.values(), ids=LOOKED_UP)
@@ -211,6 +219,29 @@ def test_first_steps_that_were_slow_are_forgotten(slow: int, requests: int) -> N
     if requests:
         simulation.run(lambda: Slow(8, profile), requests, 40)
     assert simulation.run(lambda: Slow(8, profile), 10, 40) <= 1.05
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("lasting", [4, 20, 100])
+def test_a_machine_that_others_use_at_times_makes_no_block_look_good(
+    machine: Machine, lasting: float
+) -> None:
+    """Plain steps timed in a burst, blocks after it: costs are compared at one pace, or a text in
+    which nothing is accepted is drafted to its end, at up to 1.75 of its time."""
+    for text in ("nothing accepted", "hardly anything"):
+        for seed in range(4):
+            simulation = Simulation(machine, TEXTS[text], seed=seed, busy=Busy(400, lasting))
+            assert auto(simulation, 96) <= 1.03, text
+            assert simulation.worst <= 1.15, text
+
+
+def test_one_disturbed_block_does_not_end_drafting() -> None:
+    """Neither a first block that was held up, nor one that caught up with what it had missed."""
+    machine, text = MACHINES["a GPU"], changing(300, steady(0.0), steady(0.95))
+    for seed in range(6):
+        simulation = Simulation(machine, text, seed=seed)
+        assert auto(simulation, 600) <= 0.85
+        assert auto(Simulation(machine, TEXTS["a good draft"], seed=seed)) <= 0.35
 
 
 def test_a_fallback_looks_again_when_a_draft_says_something_new() -> None:
@@ -393,7 +424,7 @@ class TestSteps:
 
     def test_survival_is_counted_by_grade(self) -> None:
         policy = self.ready()
-        for _ in range(30):
+        for _ in range(36):  # two of them to measure a plain step again
             plan = policy.plan(99, [Outlook(7, grade=1)])
             policy.observe(played(plan, 0, 11 if plan.rows else 10))
         assert policy.plan(99, [Outlook(7, grade=1)]).rows < 7

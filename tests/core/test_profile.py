@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash.core.profile import CostCurve, Profile, Survival
+from dflash.core.costs import CostCurve
+from dflash.core.profile import Profile, Survival
 
 
 def curve(*rounds: tuple[int, float]) -> CostCurve:
@@ -53,7 +54,30 @@ class TestCosts:
         found = curve(*[(0, 10.0)] * 20)
         for _ in range(6):
             found.add(0, 0, 20)
-        assert found.plain() == 20
+        assert found.plain() * found.pace == 20
+
+    def test_a_machine_that_slows_down_at_a_turn_changes_no_ratio(
+        self,
+    ) -> None:
+        found = curve(*[*[(0, 10.0)] * 3, *[(4, 18.0)] * 3] * 3)
+        for ns in (20.0, 20.0, 20.0, 20.0):  # a run of plain steps begins, in a busy minute
+            found.add(0, 0, ns)
+        assert found.plain() == 10, "what a few rounds say against many is no cost"
+        for ns in (20.0, 20.0, 20.0):
+            found.add(0, 0, ns)
+        assert found.pace == 2
+        found.add(0, 4, 36)  # as slow as the plain steps before it
+        assert (found.plain(), found.cost(0, 4)) == (10, 18)
+
+    def test_a_block_is_compared_with_the_plain_steps_before_it(self) -> None:
+        found = curve(*[(0, 10.0)] * 4, *[(0, 20.0)] * 5)
+        for _ in range(3):
+            found.add(0, 4, 36)
+        assert found.cost(0, 4) / found.plain() == pytest.approx(1.8)
+
+    def test_what_it_writes_is_what_rounds_take_now(self) -> None:
+        found = curve((0, 10.0), (0, 10.0), (4, 18.0), *[(0, 10.0)] * 3, *[(0, 20.0)] * 5)
+        assert sorted(found.to_json()) == [[-1, 0, 20], [0, 4, 36]]
 
     def test_drafts_have_curves_of_their_own_and_share_the_plain_step(self) -> None:
         found = curve((0, 10), (4, 18))
@@ -145,3 +169,35 @@ class TestProfile:
         again = Profile.from_json(json.loads(json.dumps(profile.to_json())))
         assert again.costs.curve(0, 6) == profile.costs.curve(0, 6)
         assert again.usual(0, 2).chances(5) == pytest.approx(profile.usual(0, 2).chances(5))
+
+
+class TestRefreshing:
+    def rounds(self, profile: Profile, gain: float) -> int:
+        """Rounds with drafts until a plain step is due."""
+        return next(count for count in range(1, 999) if profile.outdated(gain))
+
+    def test_a_new_pair_is_checked_early_and_then_less_and_less(self) -> None:
+        profile, found = Profile(), []
+        for _ in range(7):
+            found.append(self.rounds(profile, 9.0))
+            profile.refresh()
+        assert found == [9, 17, 33, 65, 129, 217, 217]
+
+    def test_near_break_even_a_plain_step_costs_little(self) -> None:
+        profile = Profile.from_json(Profile().to_json())
+        assert self.rounds(profile, 0.0) == 25
+
+    def test_rounds_without_drafts_are_no_check(self) -> None:
+        profile = Profile()
+        for _ in range(9):
+            profile.refresh()
+        assert self.rounds(profile, 9.0) == 9
+
+
+def test_what_catching_up_costs_takes_more_than_one_disturbed_block() -> None:
+    found = Profile().catch_up(0)
+    found.add(0.5)
+    assert found.typical == 0
+    for cost in (0.004, 0.003, 0.005):
+        found.add(cost)
+    assert found.typical == 0.004

@@ -1,0 +1,152 @@
+"""What rounds cost, from times on a machine that is not ours alone. Nothing here reads a clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+PLAIN = -1  # the draft of a plain step
+_SAMPLES = 9  # rounds of one size that a typical one is taken from
+_TURN = 3  # rounds of a run that say what they cost beside the run before
+_RECENT, _ALIKE = 5, 0.15  # rounds of a run that say how slow the machine is; less is no difference
+_CAUGHT_UP = 5  # blocks after a pause that say what catching up costs
+
+
+class CostCurve:
+    """Nanoseconds of a whole round by draft and drafted rows, at one pace of the machine.
+
+    What a policy needs are ratios, and a machine that others use as well changes its pace within a
+    text. So a run of plain steps, or of blocks, says what it costs when it begins, beside the run
+    before; later on it says how slow the machine is, for all sizes alike. Otherwise plain steps
+    that were last seen on a busy machine would make every block look good once it is idle again.
+
+    Typical rounds of a size, straight lines between sizes. A slow first call counts only until a
+    second one comes.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self._samples: dict[tuple[int, int], deque[float]] = {}
+        self._points: dict[int, dict[int, float]] = {}  # draft -> rows -> ns
+        self._curves: dict[int, list[float]] = {}  # draft -> ns by rows, until a point moves
+        self._drafting, self._run = False, 0  # the kind of this run, and its rounds
+        self._before = 1.0  # pace of the run before
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # rounds of this run / what is typical
+
+    def add(self, draft: int, rows: int, ns: float) -> None:
+        """One round; 0 rows is a plain step, whatever the draft. Less than a nanosecond is one."""
+        ns = max(1.0, ns)
+        if self._drafting != (rows > 0):
+            self._before, self._drafting, self._run = self.pace, rows > 0, 0
+            self._recent.clear()
+        self._run += 1
+        key = draft if rows else PLAIN, rows
+        if rows or self._run <= _TURN or self.count(*key) < _TURN:
+            self._take(key, ns / self.pace)
+        self._recent.append(ns / self._points[key[0]][rows])
+
+    def _take(self, key: tuple[int, int], ns: float) -> None:
+        """One sample more, and what is typical of them."""
+        samples = self._samples.setdefault(key, deque(maxlen=_SAMPLES))
+        samples.append(ns)
+        typical = sorted(samples)[len(samples) // 2 if len(samples) > 2 else 0]
+        points = self._points.setdefault(key[0], {})
+        if points.get(key[1]) != typical:
+            points[key[1]] = typical
+            self._curves.clear()
+
+    @property
+    def pace(self) -> float:
+        """How many times as long as remembered a round takes now."""
+        if self._run <= _TURN:  # too few to tell, and the ones that are compared with it
+            return self._before
+        now = sorted(self._recent)[len(self._recent) // 2]
+        return now if abs(now - 1) > _ALIKE else 1.0
+
+    def knows(self, draft: int, rows: int) -> bool:
+        """Whether a round of this size was measured."""
+        return rows in self._points.get(draft if rows else PLAIN, {})
+
+    def count(self, draft: int, rows: int) -> int:
+        """How many of the last rounds of this size are remembered."""
+        return len(self._samples.get((draft if rows else PLAIN, rows), ()))
+
+    def sizes(self, draft: int) -> int:
+        """How many sizes were measured, plain steps aside."""
+        return len(self._points.get(draft, {}))
+
+    def plain(self) -> float:
+        """Cost of a plain step at the pace remembered; needs ``knows(any, 0)``."""
+        return self._points[PLAIN][0]
+
+    def cost(self, draft: int, rows: int) -> float:
+        """Cost of a round; needs a plain step and one size of this draft measured."""
+        return self.curve(draft, rows)[rows]
+
+    def price(self, draft: int, rows: int) -> float:
+        """Plain steps that a round takes as long as; needs what ``cost`` does."""
+        return self.cost(draft, rows) / self.plain()
+
+    def steps(self, ns: float) -> float:
+        """Plain steps that ``ns`` are now; needs ``knows(any, 0)``."""
+        return ns / (self.pace * self.plain())
+
+    def curve(self, draft: int, most: int) -> list[float]:
+        """[rows]: cost of a round, from a plain step to at least ``most`` rows."""
+        known = self._curves.get(draft)
+        if known is None or len(known) <= most:
+            known = self._curves[draft] = self._drawn(draft, most)
+        return known
+
+    def _drawn(self, draft: int, most: int) -> list[float]:
+        """Lines through the sizes measured, rising: fewer rows never cost more than more rows.
+
+        What says otherwise was a disturbance. Past the last size the last line goes on at half its
+        slope: a guess that is too good is tried and found out, one that is too bad never is.
+        """
+        plain, points = self.plain(), self._points[draft]
+        sizes = sorted(points)
+        least, rising = float("inf"), {}
+        for rows in reversed(sizes):
+            least = min(least, points[rows])
+            rising[rows] = max(least, plain)
+        curve, low, slope = [plain], 0, 0.0
+        for rows in sizes:
+            slope = (rising[rows] - curve[low]) / (rows - low)
+            start = curve[low]
+            curve += [start + slope * step for step in range(1, rows - low + 1)]
+            low = rows
+        return curve + [curve[low] + slope / 2 * step for step in range(1, most - low + 1)]
+
+    def to_json(self) -> list[list[float]]:
+        """Rows of (draft, rows, ns), as a round takes now."""
+        pace = self.pace
+        return [
+            [d, rows, ns * pace] for d, seen in self._points.items() for rows, ns in seen.items()
+        ]
+
+    @classmethod
+    def from_json(cls, rows: Sequence[Sequence[float]]) -> CostCurve:
+        """What ``to_json`` wrote; each size counts as one measured round."""
+        curve = cls()
+        for draft, size, ns in rows:
+            curve.add(int(draft), int(size), ns)
+        return curve
+
+
+class CatchUp:
+    """What a row costs that a draft has to catch up, in plain steps.
+
+    Where that is dear a draft that has paused is not asked again, so one disturbed block is none.
+    """
+
+    def __init__(self) -> None:
+        """Nothing, until it was measured twice."""
+        self._seen: deque[float] = deque(maxlen=_CAUGHT_UP)
+        self.typical = 0.0
+
+    def add(self, cost: float) -> None:
+        """Of one block that had rows to catch up."""
+        self._seen.append(max(0.0, cost))
+        if len(self._seen) > 1:
+            self.typical = sorted(self._seen)[(len(self._seen) - 1) // 2]
