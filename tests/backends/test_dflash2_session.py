@@ -13,6 +13,7 @@ from dflash.backends.torch.dflash2 import DFlash2DraftModel
 from dflash.backends.torch.dflash2_session import DFlash2Session
 from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.propose import make_proposer
+from dflash.backends.torch.rows import whole
 from dflash.backends.torch.tables import States, Tables
 from dflash.backends.torch.target import TorchTargetSession
 from dflash.core.decode import decode
@@ -224,7 +225,7 @@ class Knowing(DFlash2Session):
     text: list[int]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = super()._logits(hidden)
+        logits = whole(super()._logits(hidden))
         for row in range(logits.shape[0]):
             place = len(self._tokens) + row
             if place < len(self.text):

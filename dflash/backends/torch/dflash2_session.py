@@ -13,7 +13,7 @@ from dflash.backends.torch.dflash_session import DFlashSession
 from dflash.backends.torch.kinds import DraftKind
 from dflash.backends.torch.rows import Options, Rows, whole
 from dflash.backends.torch.sampling import Ids, to_host
-from dflash.backends.torch.tables import States, draft_logits
+from dflash.backends.torch.tables import States
 from dflash.backends.torch.upload import upload
 from dflash.core.types import MOST_NODES
 
@@ -26,9 +26,6 @@ class DFlash2Session(DFlashSession):
         anchor = torch.full((1,), self._tokens[-1], device=states.hidden.device)
         selector = self._model.candidate_selector
         return SelectorRows(selector, states.hidden, whole(states.logits), anchor)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return draft_logits(self._model.spec, self._tables, hidden)
 
 
 @dataclass(frozen=True, slots=True)
