@@ -40,10 +40,10 @@ class CostCurve:
             self._before, self._drafting, self._run = self.pace, rows > 0, 0
             self._recent.clear()
         self._run += 1
-        key = draft if rows else PLAIN, rows
-        if rows or self._run <= _TURN or self.count(*key) < _TURN:
-            self._take(key, ns / self.pace)
-        self._recent.append(ns / self._points[key[0]][rows])
+        kind = draft if rows else PLAIN
+        if rows or self._run <= _TURN:
+            self._take((kind, rows), ns / self.pace)
+        self._recent.append(ns / self._points[kind][rows])
 
     def _take(self, key: tuple[int, int], ns: float) -> None:
         """One sample more, and what is typical of them."""
