@@ -83,9 +83,10 @@ def backend_of(config: LoadConfig) -> str:
     """The backend a pair runs on. Raises ConfigError when target and draft are of two, and
     CheckpointError for a file that the gguf backend is to open and that is of another kind.
 
-    Asked for nothing, the draft decides for a GGUF target: a GGUF draft runs on llama.cpp, a
-    folder on torch or MLX (which read the target's weights out of the file), and no draft on torch
-    where that is installed. What torch would run goes to MLX on Apple Silicon.
+    Asked for nothing, a GGUF target runs on llama.cpp, with a GGUF draft, a look-up or none; a
+    draft folder takes it to torch or MLX, which read its weights out of the file, and so do
+    settings that only torch has, and a missing llama.cpp. What torch would run goes to MLX on
+    Apple Silicon.
     """
     if config.backend == "gguf" and (place := Path(config.target).expanduser()).is_file():
         insist_on_gguf(place)
@@ -98,7 +99,8 @@ def backend_of(config: LoadConfig) -> str:
             f"for the {' or '.join(_homes(str(model), True))} backend: both must be of one"
         )
     if config.backend == "auto":
-        return "mlx" if both[0] == "torch" and _prefers_mlx(config) else both[0]
+        first = "torch" if "torch" in both and _asks_for_torch(config) else both[0]
+        return "mlx" if first == "torch" and _prefers_mlx(config) else first
     if config.backend in BACKENDS.names() and config.backend not in both:
         named = config.target if config.backend not in target else model
         hint = "Leave --backend out"
@@ -151,12 +153,20 @@ def _homes(name: str, draft: bool = False) -> list[str]:
         return ["torch", "mlx"]
     if draft:
         return ["gguf"]
-    if find_spec("torch"):
-        return ["torch", "gguf", "mlx"]
-    if not find_spec("mlx_lm"):
-        return ["gguf", "torch", "mlx"]
+    readers = (
+        ["mlx", "torch"] if find_spec("mlx_lm") and not find_spec("torch") else ["torch", "mlx"]
+    )
     llama = find_spec("xllamacpp") or find_spec("llama_cpp")  # either runs the gguf backend
-    return ["gguf", "mlx", "torch"] if llama else ["mlx", "gguf", "torch"]
+    if not llama and find_spec({"mlx": "mlx_lm"}.get(readers[0], readers[0])):
+        return [readers[0], "gguf", readers[1]]
+    return ["gguf", *readers]
+
+
+def _asks_for_torch(config: LoadConfig) -> bool:
+    """Whether a setting says so; the CPU is everybody's device."""
+    settings = (config.dtype, config.draft_dtype, config.weights, config.compile or None)
+    elsewhere = config.device not in (None, "cpu")
+    return elsewhere or any(setting is not None for setting in settings)
 
 
 def _model_of(config: LoadConfig) -> str | None:

@@ -526,14 +526,18 @@ def test_a_gemma_target_is_read_through_the_callback(tmp_path: Path) -> None:
 # --- which backend --------------------------------------------------------------------------------
 
 
-def test_the_draft_of_a_gguf_target_decides_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_target_runs_on_llama_cpp_unless_its_draft_is_a_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def chosen(draft: str | None, backend: str = "auto") -> str:
         return backend_of(LoadConfig("x.gguf", draft, backend))
 
     assert chosen("draft.gguf") == "gguf"
-    assert chosen("folder") == "torch"
-    assert chosen(None) == chosen("ngram") == "torch"
-    assert chosen(None, "gguf") == chosen("ngram", "gguf") == "gguf"
+    assert chosen("folder") == chosen("folder+ngram") == "torch"
+    assert chosen(None) == chosen("ngram") == chosen("mtp") == "gguf"
+    assert chosen(None, "torch") == chosen("ngram", "torch") == "torch"
+    monkeypatch.setattr("dflash.opening.find_spec", lambda name: name if name == "torch" else None)
+    assert chosen(None) == chosen("ngram") == "torch", "no llama.cpp"
     monkeypatch.setattr("dflash.opening.find_spec", lambda _: None)
     assert chosen(None) == chosen("ngram") == "gguf"
     assert chosen("folder") == "torch"  # which will say what to install
@@ -547,9 +551,26 @@ def test_the_draft_of_a_gguf_target_decides_the_backend(monkeypatch: pytest.Monk
         backend_of(LoadConfig("folder", "draft.gguf"))
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"dtype": "float32"},
+        {"draft_dtype": "float32"},
+        {"weights": "int8"},
+        {"compile": True},
+        {"device": "cuda"},
+    ],
+    ids=str,
+)
+def test_settings_that_torch_has_take_a_gguf_target_there(setting: dict[str, Any]) -> None:
+    assert backend_of(LoadConfig("x.gguf", "ngram", **setting)) == "torch"
+    assert backend_of(LoadConfig("x.gguf", "draft.gguf", **setting)) == "gguf"
+    assert backend_of(LoadConfig("x.gguf", device="cpu")) == "gguf"
+
+
 def test_settings_of_torch_are_refused(files: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="dtype is not a setting of the gguf backend"):
-        open_pair(LoadConfig(str(files["target"]), dtype="float32"))
+        open_pair(LoadConfig(str(files["target"]), backend="gguf", dtype="float32"))
 
 
 # --- tokenizer ------------------------------------------------------------------------------------
