@@ -225,16 +225,11 @@ class Engine(Closing):
             drafts = [] if chosen.name == "off" else lease.drafts
             policy, clock, finish = chosen.policy, time.perf_counter_ns, None
             rounds = decode(request, lease.target, drafts, policy, clock, lease.reuse)
-            # bound here: a `with` looks both up anew, after a pass that emptied the caches
-            acquire, release = self._lock.acquire, self._lock.release
             while finish is None:
-                acquire()
-                try:
+                with self._lock:  # not acquire and try: Ctrl-C between the two would keep it
                     if self._closed:
                         raise EngineClosed(CLOSED)
                     step = next(rounds)
-                finally:
-                    release()
                 lease.length += len(step.tokens)
                 step, chunk = reader.read(step, getattr(policy, "state", None))
                 recorder.add(step)
