@@ -185,7 +185,8 @@ def judge(
     """
     rule = block if sampling.rule == "block" and q is not None else rejection
     if q is None:
-        q = np.eye(p.shape[1])[list(drafted)]
+        q = np.zeros((len(drafted), p.shape[1]))
+        q[range(len(drafted)), list(drafted)] = 1
     thrown = noise.coins(sampling.seed, sampling.sample, Stream.ACCEPT, position, len(drafted))
     accepted, rest = rule(drafted, p, q, thrown.tolist())
     return accepted, own_choice(rest, sampling, position)

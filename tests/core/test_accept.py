@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from dflash.core.accept import (
     block_bars,
     choose,
     distribution,
+    judge,
     match,
     rejection,
     rejection_bars,
@@ -157,6 +159,22 @@ def test_block_verification_keeps_at_least_as_many_and_rejection_more_than_match
         assert by_rejection >= by_match - 1e-12
         gained += by_block - by_rejection
     assert gained > 0.02
+
+
+@pytest.mark.parametrize("drafted", [[], [5, 7]])
+def test_a_draft_without_a_distribution_takes_a_row_a_token_and_no_square(
+    drafted: list[int],
+) -> None:
+    words = 20_000  # whose square would be 3 GiB
+    p = np.full((len(drafted) + 1, words), 1 / words)
+    tracemalloc.start()
+    try:
+        accepted, own = judge(drafted, p, None, Sampling(1.0, rule="rejection", seed=3), 0)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0 <= accepted <= len(drafted) and 0 <= own < words
+    assert most < 20 * p.nbytes
 
 
 def test_one_hot_rejection_is_the_match_rule() -> None:
