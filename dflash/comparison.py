@@ -106,19 +106,17 @@ def settle_algorithm(algorithm: str | None, draft: str | None) -> tuple[str, str
     None: what the draft is. ``dflash`` renames itself where the file has a selector. Raises
     ConfigError for a draft of another method, before anything is loaded.
     """
-    if algorithm is None:
-        if draft in (None, NO_DRAFT):
-            raise ConfigError("there is no draft to compare with: name one (--draft-model)")
-        return str(draft), *kind_of_draft(draft)
-    if algorithm not in ALGORITHMS:
+    if algorithm not in (None, *ALGORITHMS):
         raise ConfigError(f"--algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
-    if algorithm == NGRAM:
-        return NGRAM, NGRAM, 0
-    if draft is None and algorithm == MTP:
-        return MTP, MTP, 0
+    if draft is None and algorithm in (MTP, NGRAM):
+        return algorithm, algorithm, 0
+    if draft == NO_DRAFT or (draft is None and algorithm is None):
+        raise ConfigError("there is no draft to compare with: name one (--draft-model)")
     if draft is None:
         raise ConfigError(f"--algorithm {algorithm} needs --draft-model, the draft to compare with")
     kind, top_k = kind_of_draft(draft)
+    if algorithm is None:
+        return draft, kind, top_k
     if algorithm == "dflash2" and kind == "dflash":
         raise ConfigError(
             f"--algorithm dflash2 requires a draft with a selector (selector_top_k above 0), and "

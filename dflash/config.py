@@ -205,13 +205,15 @@ def from_options(kind: type[C], options: Mapping[str, Any]) -> C:
 def split_draft(name: str) -> tuple[str, bool]:
     """The model draft in ``name`` ("none" where there is no model), and whether n-grams join in.
 
-    Raises ConfigError for "+ngram" with nothing before it.
+    Raises ConfigError for "+ngram" with nothing before it, or the look-up once more.
     """
     if name == NGRAM:
         return NO_DRAFT, True
     model, ngram = name.removesuffix(f"+{NGRAM}"), name.endswith(f"+{NGRAM}")
-    if not model:
+    if not model or model == NGRAM:
         raise ConfigError(f'draft {name!r} names no model: "{NGRAM}" is the look-up alone')
+    if (last := model.removeprefix(f"{NGRAM}+")) != model:
+        raise ConfigError(f"draft {name!r} names the look-up first: write {last}+{NGRAM}")
     return model, ngram
 
 

@@ -113,7 +113,7 @@ def _cached(header: Header, type_k: str, type_v: str) -> float:
     layers, heads = _count(header, "block_count"), _count(header, "attention.head_count", 1)
     given = header.own("attention.head_count_kv", heads)
     kv = sum(given) if isinstance(given, list) else layers * given
-    size = _count(header, "embedding_length") // heads
+    size = _count(header, "embedding_length") // max(1, heads)  # 0: Mamba has no attention
     return float(
         kv * _count(header, "attention.key_length", size) * _bytes(type_k)
         + kv * _count(header, "attention.value_length", size) * _bytes(type_v)

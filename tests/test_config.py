@@ -304,9 +304,17 @@ def test_a_drafts_name_may_have_ngram_in_it(given, meant, drafts):
     assert draft_names(config.draft) == drafts
 
 
-def test_ngram_beside_nothing_is_refused():
-    with pytest.raises(ConfigError, match="look-up alone"):
-        LoadConfig("target", "+ngram")
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("+ngram", "look-up alone"),
+        ("ngram+ngram", "look-up alone"),
+        ("ngram+owner/draft", r"names the look-up first: write owner/draft\+ngram"),
+    ],
+)
+def test_a_look_up_beside_nothing_and_one_that_is_named_first_are_refused(draft, words):
+    with pytest.raises(ConfigError, match=words):
+        LoadConfig("target", draft)
 
 
 # --- the simple rule -----------------------------------------------------------------------------

@@ -91,7 +91,8 @@ def compare(
 
     sizes, asked = _sizes(draft_tokens), _prompt(text, prompt)
     GenerateConfig(draft_tokens=max(sizes), draft_tree=draft_tree, draft_p_min=draft_p_min)
-    target, named = pair_names(model, "ngram" if algorithm == "ngram" else draft)
+    look_up = draft is None and algorithm == "ngram"
+    target, named = pair_names(model, "ngram" if look_up else draft)
     chosen, kind, top_k = settle_algorithm(algorithm, named)
     gguf = {
         "n_ctx": n_ctx,

@@ -87,6 +87,8 @@ def test_the_draft_says_which_method_is_compared() -> None:
         (("--algorithm", "dflash2", "--draft", "none-such"), "selector"),
         (("--algorithm", "eagle3", "--draft", "toy:oracle"), "say --algorithm dflash"),
         (("--draft", "none"), "no draft to compare with"),
+        (("--draft", "none", "--algorithm", "dflash"), "no draft to compare with"),
+        (("--draft", "toy:oracle", "--algorithm", "ngram"), "say --algorithm dflash"),
         (("--draft-tree", 8, "--draft-p-min", 0.3), "--draft-p-min ends a path"),
         (("Once",), "give a prompt or --prompt"),
     ],

@@ -81,6 +81,27 @@ def test_a_hybrid_target_whose_layers_differ_can_be_verbose(
     assert found["target cache"] == pytest.approx(256 * numbers * 4 / MIB, abs=0.06)
 
 
+def test_a_target_without_attention_is_estimated_without_a_cache(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keys = {"llama.attention.head_count": 0, "llama.attention.head_count_kv": 0}
+    sizes = {"llama.attention.key_length": None, "llama.attention.value_length": None}
+    edited(
+        folder / "target.gguf", tmp_path / "mamba.gguf", keys | sizes
+    )  # as Mamba's files have it
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise InterruptedError
+
+    monkeypatch.setattr("dflash.llama.load", stop)
+    with pytest.raises(InterruptedError):
+        Llama(tmp_path / "mamba.gguf", verbose=True)
+    assert estimates(capsys.readouterr().err)["target cache"] == 0
+
+
 @pytest.mark.parametrize(
     ("draft", "lines"),
     [

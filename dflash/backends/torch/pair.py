@@ -26,7 +26,7 @@ from dflash.model_pair import ModelPair
 
 OFF = "switched off"
 NO_CUDA = (
-    "compile=True (--compile) is for CUDA, and this pair runs on {}: on a CPU, weights are packed "
+    "compile (--compile) is for CUDA, and this pair runs on {}: on a CPU, weights are packed "
     "for passes of a few rows, in a form that torch's compiler cannot read. Leave it out"
 )
 
