@@ -33,11 +33,11 @@ class Parts:
         content: dict[str, Any] = {"text": text}
         if self._chat:
             content = {"message": {"role": "assistant", "content": text}}
-        notes = [entry for chunk in found for entry in chunk.logprobs or ()]
+        notes = [entry for chunk in found for entry in _logprobs(chunk) or ()]
         choice = {
             "index": 0,
             **content,
-            "logprobs": [entry._asdict() for entry in notes] or None,
+            "logprobs": notes or None,
             "finish_reason": last.finish_reason,
         }
         return {**self._head, "object": self._kind, "choices": [choice], "usage": usage}
@@ -51,8 +51,19 @@ class Parts:
             content: dict[str, Any] = {"text": chunk.text}
             if self._chat:
                 content = {"delta": {"content": chunk.text} if chunk.text else {}}
-            yield self._part(kind, content, chunk.finish_reason)
+            yield self._part(kind, content, chunk.finish_reason, _logprobs(chunk))
 
-    def _part(self, kind: str, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason}
+    def _part(
+        self,
+        kind: str,
+        content: dict[str, Any],
+        reason: str | None,
+        notes: list[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": 0, **content, "logprobs": notes, "finish_reason": reason}
         return {**self._head, "object": kind, "choices": [choice]}
+
+
+def _logprobs(chunk: Chunk) -> list[dict[str, Any]] | None:
+    """Those of the tokens of ``chunk``; None where none were asked for, or there is no token."""
+    return [entry._asdict() for entry in chunk.logprobs or ()] or None

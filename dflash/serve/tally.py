@@ -64,7 +64,7 @@ class Tally:
         policy = texts[0].policy if texts else "off"
         return {
             "speculated": self.drafts > 0,
-            "reason": None if self.drafts else asked.reason or _why_not(policy),
+            "reason": None if self.drafts else asked.reason or _why_not(texts),
             "mean_acceptance_length": 1 + self.accepted / self.drafts if self.drafts else None,
             "draft_acceptance_rate": self.accepted / self.drafted if self.drafted else None,
             "acceptance_histogram": list(self.histogram),
@@ -90,10 +90,10 @@ class Asked:
     reason: str | None = None  # why there is no speculation; None = there may be
 
 
-def _why_not(policy: str) -> str:
-    if policy == "off":
+def _why_not(texts: Sequence[Stats]) -> str:
+    if not texts or texts[0].policy == "off":
         return "this request was decoded plainly"
-    return "no round of it had a draft: the text was short, or plain steps were faster"
+    return texts[0].fallback_reason or "no round of it had a draft"
 
 
 def _count(sums: list[int], places: Sequence[int], size: int) -> None:

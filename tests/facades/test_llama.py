@@ -115,6 +115,18 @@ def test_a_stream_has_the_same_text_and_may_be_left(files: dict[str, str]) -> No
             assert again["choices"] == whole["choices"]
 
 
+def test_a_stream_has_the_log_probabilities_of_the_whole(files: dict[str, str]) -> None:
+    with llama(files) as model:
+        asked = {"max_tokens": 12, "logprobs": 2}
+        whole = model.create_chat_completion(MESSAGES, **asked)
+        parts = list(model.create_chat_completion(MESSAGES, stream=True, **asked))
+    said = [entry for part in parts for entry in part["choices"][0]["logprobs"] or ()]
+    assert [entry["token"] for entry in said] == [
+        entry["token"] for entry in whole["choices"][0]["logprobs"]
+    ]
+    assert len(said) == whole["usage"]["completion_tokens"]
+
+
 KEYS = """
     drafted verified accepted begin_calls draft_calls process_calls accept_calls generated_drafts
     accepted_drafts draft_batch_acceptance_rate accepted_draft_tokens draft_token_acceptance_rate

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from dflash.core.policy import TOO_SHORT
 from dflash.engine import Engine
 from tests.serve.conftest import Serving, chat, toy_pair
 
@@ -59,6 +60,14 @@ def test_every_reply_says_whether_it_speculated_and_how_well(client: TestClient)
         histogram = list(found["acceptance_histogram"])
         histogram[0] += plain
         assert tuple(histogram) == stats.histogram
+
+
+def test_a_reply_without_drafts_gives_the_reason_of_the_statistics(client: TestClient) -> None:
+    with Engine(toy_pair()) as engine:
+        wanted = engine.generate("hello", max_tokens=2, block_size="auto").stats
+    body = chat(max_tokens=2, speculative={"block_size": "auto"})
+    said = client.post(URL, json=body).json()["metrics"]["speculative_decoding"]
+    assert not said["speculated"] and said["reason"] == wanted.fallback_reason == TOO_SHORT
 
 
 def test_origins_say_who_made_each_token_pass_by_pass(client: TestClient) -> None:
