@@ -223,6 +223,13 @@ def test_a_look_up_that_finds_nothing_is_no_broken_draft() -> None:
     assert "look-up found nothing" in verdict or "hardly repeat" in verdict
 
 
+def test_the_speed_of_a_look_up_is_that_of_rounds_in_which_it_finds_something() -> None:
+    costs = priced(verify=9.0, draft=0.0, committed=4.0)
+    found = Report((), counted(99, 0, 0, 9), costs, look_up=True).sentence
+    assert "; where it finds something, block " in found
+    assert "where it" not in Report((), counted(99, 0, 0, 9), costs).sentence
+
+
 def test_a_mean_of_all_rounds_and_one_of_the_texts_means_are_told() -> None:
     with dflash.load("toy", "toy:oracle") as engine:
         long, short = engine.encode("Why?"), engine.encode("How?")

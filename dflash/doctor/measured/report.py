@@ -41,7 +41,8 @@ class Report:
         """One plain sentence."""
         parts = [_fit(self)]
         if self.cost is not None and self.verdict != "broken":
-            parts.append(_speed(self.cost))
+            found = "where it finds something, " if self.look_up else ""  # the table's rounds
+            parts.append(found + _speed(self.cost))
         return f"{self.verdict}: " + "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
