@@ -19,7 +19,7 @@ class Books:
 
     def __init__(self) -> None:
         """Nothing said, nothing lost."""
-        self._tokens, self._debt = 0, 0.0
+        self.tokens, self._debt = 0, 0.0  # said so far, by whatever round; lost on drafts
         self._loan = _LOAN
 
     def promise(self, speed: float) -> None:
@@ -32,15 +32,11 @@ class Books:
         ``sure`` is how fast it looks to a draft that knows how sure it is.
         """
         loan = self._loan if sure is None else min(_SURE_LOAN, _lent(sure))
-        return LOSS * self._tokens - self._debt + loan + 1
+        return LOSS * self.tokens - self._debt + loan + 1
 
     def spend(self, steps: float, tokens: int) -> None:
         """A round with drafts took as long as ``steps`` plain ones, for so many tokens."""
         self._debt += steps - tokens
-
-    def earn(self, tokens: int) -> None:
-        """So many tokens more, by whatever round."""
-        self._tokens += tokens
 
 
 def _lent(speed: float) -> float:

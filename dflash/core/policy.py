@@ -62,6 +62,7 @@ class State(StrEnum):
     DONE = "done"
 
 
+_FALLBACK = State.FALLBACK  # asked for once: in Python 3.11 a member is a call
 _PATIENCE, _MOST_PATIENCE = 25, 800  # plain steps per plain step that a probe may lose; doubles
 _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
@@ -81,8 +82,7 @@ class Adaptive:
 
     For r drafts it expects ``committed(r) / cost(r)`` tokens a second, with costs measured in
     rounds and survival counted in this request. By its books, a request in which nothing is ever
-    accepted is hardly slower than without a draft. While it falls back to plain steps it probes
-    at growing intervals, so that text which becomes predictable is noticed.
+    accepted is hardly slower than without a draft. A fallback to plain steps probes now and then.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Adaptive:
 
     def observe(self, step: Step) -> None:
         """Learn what the round cost and how far the draft was right."""
-        self.fallback_rounds += self.state is State.FALLBACK
+        self.fallback_rounds += self.state is _FALLBACK
         if step.rows:
             self._learn(step)
         else:
@@ -144,11 +144,12 @@ class Adaptive:
             # A draft that proposed nothing after all took its time, so that is no plain step.
             if (self._plain_run or self._rounds == 1) and not step.plan.rows:
                 self._costs.add(0, 0, step.ns)
-                self._profile.refresh()
+                if self._profile.stale:
+                    self._profile.refresh()
             if step.plan.rows:
                 self._lose(step)
             self._plain_run += 1
-        self._books.earn(len(step.tokens))
+        self._books.tokens += len(step.tokens)
         if step.finish is not None:
             self.state = State.DONE
 
@@ -171,9 +172,8 @@ class Adaptive:
         promise = max((s for (d, _), s in speeds.items() if not outlooks[d].prior), default=1.0)
         self._books.promise(promise)
         wanting = {
-            (draft, rows): self._costs.price(draft, rows)
-            - self._room(draft, outlooks[draft], speed)
-            for (draft, rows), speed in speeds.items()
+            key: self._costs.price(*key) - self._room(key[0], outlooks[key[0]], speed)
+            for key, speed in speeds.items()
         }
         options = {key: speed for key, speed in speeds.items() if wanting[key] <= 0}
         if not options:  # the books allow nothing, until so many plain steps have filled them

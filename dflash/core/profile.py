@@ -125,7 +125,7 @@ class Profile:
     def __init__(self, prior: Sequence[float] = ()) -> None:
         """``prior``: conditional acceptance by place, as a model card has it."""
         self.costs = CostCurve()
-        self._stale = 0  # rounds with drafts since a plain step was last measured
+        self.stale = 0  # rounds with drafts since a plain step was last measured
         self._checks = 0  # times that one was, after such rounds
         self._prior = prior
         self._usual: dict[tuple[int, int], Survival] = {}
@@ -139,14 +139,14 @@ class Profile:
         ``gain`` is what drafts are thought to bring beyond plain decoding: the more, the dearer is
         a plain step. A pair that is new is checked early, as all hangs on its first few rounds.
         """
-        self._stale += 1
+        self.stale += 1
         early = _EARLY << min(self._checks, _DOUBLINGS)
-        return self._stale > min(early, _FRESH, _REFRESH * (1 + 16 * max(0.0, gain)))
+        return self.stale > min(early, _FRESH, _REFRESH * (1 + 16 * max(0.0, gain)))
 
     def refresh(self) -> None:
-        """A plain step was measured."""
-        self._checks += self._stale > 0
-        self._stale = 0
+        """A plain step was measured, after rounds with drafts."""
+        self._checks += self.stale > 0
+        self.stale = 0
 
     def usual(self, draft: int, grade: int, prior: Sequence[float] = ()) -> Survival:
         """The average of all requests; slow to forget. ``prior`` is what the method itself knows,
