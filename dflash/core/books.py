@@ -22,6 +22,13 @@ class Books:
         self.tokens, self._debt = 0, 0.0  # said so far, by whatever round; lost on drafts
         self._loan = _LOAN
 
+    @property
+    def reason(self) -> str:
+        """Why no block is allowed, where none is."""
+        if self._debt > 0:
+            return "drafts that failed have taken as much time as they may"
+        return "a block that fails would take more time than may be lost so early in the text"
+
     def promise(self, speed: float) -> None:
         """A draft that does not know how sure it is looks so fast; plain decoding is 1."""
         self._loan = max(self._loan, min(_MOST_LOAN, _lent(speed)))

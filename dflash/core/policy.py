@@ -177,7 +177,7 @@ class Adaptive:
         }
         options = {key: speed for key, speed in speeds.items() if wanting[key] <= 0}
         if not options:  # the books allow nothing, until so many plain steps have filled them
-            self._fall_back("drafts that failed have taken as much time as they may")
+            self._fall_back(self._books.reason)
             wait = min(wanting.values(), default=0.0) / LOSS
             self._rest = self._plain_run + int(min(wait, _REST))
             return 0, 0

@@ -296,6 +296,17 @@ class TestSteps:
         assert states[39] is State.FALLBACK
         assert states[-1] is State.SPECULATING
 
+    def test_the_reason_for_plain_steps_blames_no_draft_that_did_not_fail(self) -> None:
+        profile = Profile([0.9])
+        for rows, ns in ((0, 10), (0, 10), (7, 60)):
+            profile.costs.add(0, rows, ns)
+        policy = Adaptive(8, profile)
+        assert not policy.plan(99, [Outlook(7, least=7)]).rows
+        assert "so early in the text" in str(policy.fallback_reason)
+        policy._books.spend(6, 1)
+        assert not policy.plan(99, [Outlook(6, least=6)]).rows  # it looks anew
+        assert "drafts that failed" in str(policy.fallback_reason)
+
     def test_probes_become_rarer_while_they_fail(self) -> None:
         policy = self.ready(Profile([0.1]))
         probes = []
