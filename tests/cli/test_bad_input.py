@@ -72,7 +72,8 @@ def test_a_hub_id_without_a_hub(target):
         (("--model", "nobody/nothing"), "HF_HUB_OFFLINE is set", 1),
         (("--model", "nobody/nothing", "--backend", "mlx"), "HF_HUB_OFFLINE is set", 1),
         (("--model", "nowhere"), "no such file or folder", 2),
-        (("--model", "nowhere.gguf", "--draft", "none"), "no such file or folder", 2),
+        (("--model", "nowhere.gguf", "--draft", "none"), "no such file: nowhere.gguf", 2),
+        (("--model", "nowhere.gguf", "--backend", "torch"), "no such file or folder", 2),
     ],
 )
 def test_a_name_of_nothing_is_refused_before_a_backend_is_imported(words, says, code):
