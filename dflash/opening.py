@@ -134,9 +134,10 @@ def _insist_on_home(config: LoadConfig, backend: str) -> None:
             what = {"gguf": "settings of llama.cpp are", "weights": "weights are"}.get(name)
             what = what or f"{name} is"
             them = "them" if what.endswith(" are") else "it"
+            able = home in _homes(config.target) and home in _homes(_model_of(config) or "", True)
             raise ConfigError(
-                f"{what} for the {home} backend, and this pair runs on {backend}: leave {them} "
-                f"out, or add --backend {home}"
+                f"{what} for the {home} backend, and this pair runs on {backend}: leave {them} out"
+                + (f", or add --backend {home}" if able else "")
             )
 
 

@@ -34,6 +34,7 @@ from dflash.errors import (  # noqa: E402
 )
 from dflash.gguf_file import read_header  # noqa: E402
 from dflash.opening import backend_of  # noqa: E402
+from dflash.opening import open_pair as open_by_name  # noqa: E402
 
 from .gguf_files import DFLASH2, edited, save_folder, save_sidecar  # noqa: E402
 from .gguf_parity import drafts_alike  # noqa: E402
@@ -566,6 +567,14 @@ def test_settings_that_torch_has_take_a_gguf_target_there(setting: dict[str, Any
     assert backend_of(LoadConfig("x.gguf", "ngram", **setting)) == "torch"
     assert backend_of(LoadConfig("x.gguf", "draft.gguf", **setting)) == "gguf"
     assert backend_of(LoadConfig("x.gguf", device="cpu")) == "gguf"
+
+
+def test_no_backend_is_named_that_the_draft_cannot_run_on() -> None:
+    with pytest.raises(ConfigError) as alone:
+        open_by_name(LoadConfig("x.gguf", "draft.gguf", weights="int8"))
+    assert str(alone.value).endswith("this pair runs on gguf: leave them out")
+    with pytest.raises(ConfigError, match="leave them out, or add --backend torch"):
+        open_by_name(LoadConfig("x.gguf", "ngram", backend="gguf", weights="int8"))
 
 
 def test_settings_of_torch_are_refused(files: dict[str, Path]) -> None:

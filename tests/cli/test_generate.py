@@ -352,10 +352,10 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["dflash.cli", "typer", "dflash.engine"])
-def test_interrupted_imports_are_as_quiet_and_a_second_interrupt_too(module):
+def ends_quietly(script: str, *words: str) -> None:
+    """``script`` with ``words`` exits as an interrupted command does, and says nothing."""
     found = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, module, "generate", "hello", *TOY],
+        [sys.executable, "-c", script, *words],
         capture_output=True,
         text=True,
         timeout=60,
@@ -363,6 +363,11 @@ def test_interrupted_imports_are_as_quiet_and_a_second_interrupt_too(module):
         env=environment(),
     )
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("module", ["dflash.cli", "typer", "dflash.engine"])
+def test_interrupted_imports_are_as_quiet_and_a_second_interrupt_too(module):
+    ends_quietly(INTERRUPTED, module, "generate", "hello", *TOY)
 
 
 TWICE = """
@@ -402,15 +407,7 @@ main()
 
 @pytest.mark.parametrize("where", ["door", "behind", "nowhere"])
 def test_a_second_interrupt_on_the_way_out_ends_it_with_the_same_code(where):
-    found = subprocess.run(
-        [sys.executable, "-c", TWICE, "generate", *TOY, where],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=environment(),
-    )
-    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+    ends_quietly(TWICE, "generate", *TOY, where)
 
 
 def test_a_reader_that_leaves_causes_no_noise(slow):
