@@ -12,7 +12,7 @@ from enum import IntEnum
 from os import PathLike
 from typing import Any
 
-from dflash.checks import is_number
+from dflash.checks import MOST_THREADS, is_number
 
 
 class SpeculativeType(IntEnum):
@@ -197,6 +197,9 @@ class SpecConfig:
         def positive(value: Any) -> bool:
             return whole(value) and value > 0
 
+        def workable(value: Any) -> bool:
+            return value is None or (positive(value) and value <= MOST_THREADS)
+
         def share(value: Any) -> bool:
             return is_number(value) and 0 <= value <= 1
 
@@ -204,12 +207,13 @@ class SpecConfig:
             *("draft_n_max", "ngram_size_n", "ngram_size_m", "ngram_min_hits"),
             *("ngram_mod_n_match", "ngram_mod_n_max", "ngram_mod_n_min"),
         ]
-        optional = ["draft_n_threads", "draft_n_threads_batch", "ngram_max_entries_per_key"]
-        given = [*counts, *(name for name in optional if getattr(self, name) is not None)]
-        rules = [(n, getattr(self, n), positive, "a whole number above 0") for n in given]
+        if self.ngram_max_entries_per_key is not None:
+            counts.append("ngram_max_entries_per_key")
+        threads, some = ("draft_n_threads", "draft_n_threads_batch"), "a whole number above 0"
         most = self.draft_n_max
         return [
-            *rules,
+            *((name, getattr(self, name), positive, some) for name in counts),
+            *((n, getattr(self, n), workable, f"{some}, at most {MOST_THREADS}") for n in threads),
             (
                 "draft_n_min",
                 self.draft_n_min,

@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
+from dflash.errors import DFlashError
 from dflash.llama import Llama, SpecConfig, SpeculativeType
 
 PROMPT = "How do rainbows form?"
@@ -22,7 +23,7 @@ def run(llama: Llama, prompt: str, tokens: int, runs: int) -> tuple[str, float]:
     messages = [{"role": "user", "content": prompt}]
     llama.create_chat_completion(messages, max_tokens=8)  # warm up
     seconds = []
-    for _ in range(runs):
+    for _ in range(max(runs, 1)):
         start = time.perf_counter()
         answer = llama.create_chat_completion(messages, temperature=0.0, max_tokens=tokens)
         seconds.append(time.perf_counter() - start)
@@ -30,7 +31,7 @@ def run(llama: Llama, prompt: str, tokens: int, runs: int) -> tuple[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Load twice, run, print, and fail when the texts differ."""
+    """Read the flags; a file or a number that will not do is one sentence."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("draft", help="a sidecar's .gguf, or ngram")
@@ -39,7 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draft-tokens", type=int, default=7)
     parser.add_argument("--runs", type=int, default=3)
     flags = parser.parse_args(arguments)
+    try:
+        compare(flags)
+    except (DFlashError, ValueError) as problem:
+        parser.exit(2, f"error: {problem}\n")
 
+
+def compare(flags: argparse.Namespace) -> None:
+    """Load twice, run, print, and fail when the texts differ."""
     with Llama(flags.model, n_ctx=0) as llama:
         plain, before = run(llama, flags.prompt, flags.max_tokens, flags.runs)
 

@@ -1,4 +1,4 @@
-"""What is said where llama.cpp may round one row otherwise than several."""
+"""What is said where llama.cpp may round one row otherwise than several, or fails at one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("xllamacpp")
 
 from dflash.backends.gguf import open_pair  # noqa: E402 - after the checks
+from dflash.backends.gguf.library import library  # noqa: E402
 from dflash.cli.verify import _explain  # noqa: E402
 from dflash.config import GgufOptions, LoadConfig  # noqa: E402
 from dflash.engine import Engine  # noqa: E402
+from dflash.errors import OutOfMemory  # noqa: E402
 
 from .tiny import tiny_target, tiny_tokenizer  # noqa: E402
 from .tiny_gguf import write_gguf  # noqa: E402
@@ -53,3 +55,24 @@ def test_doctor_and_verify_say_what_may_part_texts(
         _explain(engine)
     said = capsys.readouterr().err
     assert bool(said) == bool(says) and says in said
+
+
+def test_a_single_row_that_fails_is_blamed_on_its_own_line_only(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = library()
+    decode = shared.llama_decode
+
+    def failing(context: Any, batch: Any) -> int:
+        if batch.n_tokens > 1:  # the prompt
+            return int(decode(context, batch))
+        shared.errors.append("no room")
+        return 2
+
+    monkeypatch.setattr(shared, "llama_decode", failing)
+    with Engine(opened(target, 1)) as engine:
+        stream = engine.stream("Once upon", max_tokens=4)
+        next(stream)
+        shared.errors.append("of an earlier call")
+        with pytest.raises(OutOfMemory, match=r"failed with status 2: no room$"):
+            list(stream)

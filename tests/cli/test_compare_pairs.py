@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,36 @@ def test_a_pair_on_torch_is_compared_as_well(tmp_path: Path) -> None:
     assert [arm["draft_tokens"] for arm in result["arms"]] == [0, 2, 3]
 
 
+def script(*words: object) -> None:
+    """``python examples/gguf_speculative.py WORDS``, in this process."""
+    spec = importlib.util.spec_from_file_location("gguf_speculative", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    found.main([str(word) for word in words])
+
+
 @pytest.mark.parametrize("draft", ["v1", "v2", "ngram"])
 def test_the_script_says_the_same_text_both_ways(
     draft: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = importlib.util.spec_from_file_location("gguf_speculative", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    named = str(files.get(draft, draft))
-    script.main([str(files["target"]), named, "--max-tokens", "12", "--runs", "1"])
+    script(files["target"], files.get(draft, draft), "--max-tokens", 12, "--runs", 1)
     said = capsys.readouterr().out
     assert "the texts are the same" in said and "tokens a verification" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("none.gguf", "v1"), r"error: .*none\.gguf.*"),
+        (("target", "none.gguf"), r"error: .*none\.gguf.*"),
+        (("target", "v1", "--draft-tokens", 0), "error: SpecConfig: draft_n_max must be .*"),
+    ],
+)
+def test_what_the_script_cannot_run_is_one_sentence(
+    words: tuple[Any, ...], says: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script(*(files.get(word, word) for word in words), "--max-tokens", 1, "--runs", 1)
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and re.fullmatch(says, said.err.strip()), said.err

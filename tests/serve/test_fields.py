@@ -125,6 +125,34 @@ def test_a_field_is_named_as_the_request_wrote_it(
     assert refused.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("route", "fields", "name"),
+    [
+        (CHAT, chat(stop=""), "stop"),
+        (TEXT, {"prompt": "a", "stop": ["b", ""]}, "stop.1"),
+        ("/v1/responses", {"input": "a", "stop": ""}, "stop"),
+        (MESSAGES, chat(stop_sequences=[""]), "stop_sequences.0"),
+        (CHAT, chat(stop=["b", "\ud800"]), "stop.1"),  # half a character: in no text
+    ],
+)
+def test_a_stop_string_that_cannot_be_meant_is_named_as_its_api_does(
+    serving: Serving, route: str, fields: dict[str, Any], name: str
+) -> None:
+    kind = {"content-type": "application/json"}
+    refused = serving().post(route, content=json.dumps(fields), headers=kind)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(f"{name}: ")
+
+
+def test_stop_strings_may_be_many_and_none_need_ever_come(serving: Serving) -> None:
+    client = serving()
+    plain = client.post(CHAT, json=chat()).json()["choices"][0]
+    stop = [f"never said {number}" for number in range(40)]
+    found = client.post(CHAT, json=chat(stop=stop))
+    assert found.status_code == 200
+    assert found.json()["choices"][0]["message"] == plain["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_of_tokens_count_an_echoed_prompt(serving: Serving, stream: bool) -> None:
     body = {"prompt": "Once", "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 0}

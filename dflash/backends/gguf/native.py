@@ -190,6 +190,8 @@ class Context:
         if count == 1:
             _, pos, wanted = self._one
             pos[0], wanted[0] = start, outputs
+            if self.library.errors:  # of an earlier call: no reason why this one fails
+                self.library.listen()
         else:
             batch = many
             batch.n_tokens = count
@@ -204,7 +206,6 @@ class Context:
         status = (compute or self._decode)(self.handle, batch)
         if status != 0:
             told = _told(self.library.errors)
-            self.library.listen()  # what was told is not told again
             raise OutOfMemory(f"llama.cpp's decode failed with status {status}: {told}")
 
     def logits(self, rows: int) -> Floats:

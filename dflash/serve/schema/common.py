@@ -52,6 +52,7 @@ class Speculative(Wire):
 
 
 Token = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, Field(min_length=1)]  # an empty one would end every text
 
 
 class Sampling(Wire):
@@ -102,7 +103,7 @@ class Several(Wire):
     """What OpenAI's two completion APIs have beyond that."""
 
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     user: str | None = None
 
 

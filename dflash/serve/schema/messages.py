@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dflash.serve.schema.common import Sampling, Wire, unsupported
+from dflash.serve.schema.common import Sampling, StopString, Wire, unsupported
 
 
 class Cached(Wire):
@@ -117,7 +117,7 @@ class MessagesRequest(Prompted, Sampling):
     """A conversation to be continued by the assistant."""
 
     max_tokens: int = Field(ge=0)
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[StopString] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

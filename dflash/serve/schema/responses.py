@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dflash.serve.config import MOST_LOGPROBS
 from dflash.serve.schema.chat import Effort
-from dflash.serve.schema.common import Sampling, Wire, unsupported
+from dflash.serve.schema.common import Sampling, StopString, Wire, unsupported
 
 
 class ContentPart(Wire):
@@ -121,7 +121,7 @@ class ResponsesRequest(Sampling):
     input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=0)
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     stream: bool | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
