@@ -1,7 +1,8 @@
 """Compiled passes: the numbers of those that are not, and one compilation for a number of rows.
 
 The compiler's backends "eager" (traced, then run as it stands) and "aot_eager" (also cut down to
-torch's core operators) stand in for inductor, which a test has no time for.
+torch's core operators) stand in for inductor, which a test has no time for. Tracing takes a fixed
+time a layer, so most targets here have two.
 """
 
 from __future__ import annotations
@@ -31,12 +32,18 @@ from dflash.core.types import Request
 from dflash.errors import ConfigError
 from tests.core.toys import ticks, tokens_of
 from tests.drafts.configs import CONV_AND_SELECTOR
+from tests.facades.drafts import MASK
 
 from .tape import Tape
 from .test_graphs import CAPACITY, Side, agree, draft_for, ids, target_of, walk
 from .tiny import tiny_target
 
 pytestmark = pytest.mark.torch
+
+SMALL: dict[str, Any] = {  # a draft beside two layers
+    "num_target_layers": 2,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1]},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +62,13 @@ def compiled(backend: Any = "eager", recorder: Any = rerun) -> Graphs:
     return Graphs(recorder, TorchCompiler(backend))
 
 
-@pytest.mark.parametrize(("kind", "backend"), [("llama", "eager"), ("qwen3", "aot_eager")])
+@pytest.mark.parametrize(
+    ("kind", "backend", "layers"), [("llama", "eager", 2), ("qwen3", "aot_eager", 4)]
+)
 def test_compiled_passes_give_the_logits_and_features_of_direct_ones(
-    kind: str, backend: str
+    kind: str, backend: str, layers: int
 ) -> None:
-    target = target_of(kind)
+    target = target_of(kind, layers=layers)
     sides = [Side(target, how) for how in (compiled(backend), None)]
     agree(*sides, rows=ids(20), keep=1)
     walk(*sides)
@@ -67,7 +76,7 @@ def test_compiled_passes_give_the_logits_and_features_of_direct_ones(
 
 
 def test_lengths_rooms_and_sessions_compile_nothing_anew() -> None:
-    target, graphs = target_of(), compiled()
+    target, graphs = target_of(layers=2), compiled()
     for seed, capacity in enumerate((CAPACITY, 90, 40, CAPACITY)):
         sides = [Side(target, how, capacity) for how in (graphs, None)]
         agree(*sides, rows=ids(9 + seed, seed), keep=1)
@@ -80,7 +89,8 @@ def test_lengths_rooms_and_sessions_compile_nothing_anew() -> None:
 
 def test_what_is_compiled_can_be_replayed() -> None:
     tape = Tape()
-    sides = [Side(target_of(), how) for how in (compiled("aot_eager", tape), None)]
+    target = target_of(layers=2)
+    sides = [Side(target, how) for how in (compiled("aot_eager", tape), None)]
     agree(*sides, rows=ids(20), keep=1)
     walk(*sides)
     assert tape.replayed > 2 * tape.recorded > 0
@@ -89,10 +99,10 @@ def test_what_is_compiled_can_be_replayed() -> None:
 
 def test_two_pairs_of_other_families_compile_side_by_side(tmp_path: Path) -> None:
     pairs = []
-    for kind in ("llama", "qwen3"):
-        target = target_of(kind, torch.float32)
-        draft = draft_for(target, tmp_path / kind, pack=True, is_causal=kind == "llama")
-        pairs.append(TorchPair(target, draft).compile(replayed=False, backend="aot_eager"))
+    for kind, backend in (("llama", "eager"), ("qwen3", "aot_eager")):
+        target = target_of(kind, torch.float32, layers=2)
+        draft = draft_for(target, tmp_path / kind, pack=True, is_causal=kind == "llama", **SMALL)
+        pairs.append(TorchPair(target, draft).compile(replayed=False, backend=backend))
     for pair in pairs:
         assert pair.compiled() == "target and draft" and not pair.warnings
         assert pair.replayed() == "off: switched off"
@@ -133,7 +143,8 @@ WRONG = "a compiled pass computes something else than the pass itself"
 def test_a_compiler_that_fails_or_errs_says_so_once_and_changes_nothing(
     backend: Any, why: str
 ) -> None:
-    sides = [Side(target_of(), how) for how in (compiled(backend), None)]
+    target = target_of(layers=2)
+    sides = [Side(target, how) for how in (compiled(backend), None)]
     agree(*sides, rows=ids(20), keep=1)
     with pytest.warns(UserWarning, match=f"nothing is compiled any more: .*{why}") as told:
         walk(*sides)
@@ -144,7 +155,8 @@ def test_a_compiler_that_fails_or_errs_says_so_once_and_changes_nothing(
 def test_a_pair_whose_passes_cannot_be_compiled_has_a_note_and_the_same_graphs(
     backend: Any, why: str
 ) -> None:
-    pair = TorchPair(target_of(dtype=torch.float32)).compile(replayed=False, backend=backend)
+    target = target_of(dtype=torch.float32, layers=2)
+    pair = TorchPair(target).compile(replayed=False, backend=backend)
     (warning,) = pair.warnings
     assert warning.startswith("nothing is compiled: ") and why in warning
     assert why in pair.compiled() and pair.compiled().startswith("off: ")
@@ -154,8 +166,8 @@ def test_a_pair_whose_passes_cannot_be_compiled_has_a_note_and_the_same_graphs(
 
 
 def test_a_pair_says_what_is_compiled_and_why_something_is_not(tmp_path: Path) -> None:
-    target = target_of(dtype=torch.float32)
-    second = draft_for(target, tmp_path, **CONV_AND_SELECTOR)
+    target = target_of(dtype=torch.float32, layers=2)
+    second = draft_for(target, tmp_path, **SMALL, **CONV_AND_SELECTOR)
     pair = TorchPair(target, second).compile(replayed=False, backend="eager")
     assert pair.runs_on()["compiled"] == "target"
     assert ("note", "compiled", "target") in [

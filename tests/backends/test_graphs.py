@@ -33,7 +33,7 @@ from tests.drafts.configs import CONV_AND_SELECTOR
 from tests.facades.drafts import save_draft
 
 from .tape import Tape
-from .tiny import HIDDEN, tiny_target
+from .tiny import HIDDEN, LAYERS, tiny_target
 
 pytestmark = pytest.mark.torch
 
@@ -47,8 +47,10 @@ def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs_module, "SHORTEST", 32)
 
 
-def target_of(kind: str = "llama", dtype: torch.dtype = torch.float64) -> LoadedTarget:
-    return take_target(tiny_target(kind, dtype=dtype), kind)
+def target_of(
+    kind: str = "llama", dtype: torch.dtype = torch.float64, layers: int = LAYERS
+) -> LoadedTarget:
+    return take_target(tiny_target(kind, dtype=dtype, layers=layers), kind)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ class Side:
     def __init__(self, target: LoadedTarget, graphs: Graphs | None, capacity: int = CAPACITY):
         self.forward = make_forward(target.model, graphs)
         self.cache = make_cache(target.config, capacity)
-        self.taps = Taps(target.model, (0, 2))
+        self.taps = Taps(target.model, (0, len(target.model.model.layers) // 2))
 
     def run(self, rows: Any, keep: int = 0) -> tuple[Tensor, Tensor | None]:
         with torch.inference_mode():

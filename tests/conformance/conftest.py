@@ -1,5 +1,8 @@
 """Pairs every backend with every entry point it has; one target per backend and session."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
 from tests.conformance.backends import MAKERS, Backend
@@ -71,13 +74,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Bac
 
 
 def _backend(request: pytest.FixtureRequest, ties: bool) -> Backend:
-    made = request.getfixturevalue("made")
+    made: dict[tuple[str, bool], Backend] = request.getfixturevalue("made")
     key = (request.param, ties)
     if key not in made:
         folders = request.getfixturevalue("tmp_path_factory")
-        made[key] = MAKERS[request.param](folders.mktemp(request.param), ties)
-    found: Backend = made[key]
-    return found
+        found = MAKERS[request.param](folders.mktemp(request.param), ties)
+        made[key] = replace(found, own=cache(found.own))  # one pair, used again as any other is
+    return made[key]
 
 
 @pytest.fixture(scope="session")

@@ -19,20 +19,22 @@ from dflash.backends.torch.pair import TorchPair
 from dflash.config import LoadConfig
 from dflash.model import DFlashDraftModel
 from tests.backends.tape import Tape
-from tests.backends.tiny import save_target, tiny_target, tiny_tokenizer
+from tests.backends.tiny import LAYERS, save_target, tiny_target, tiny_tokenizer
 from tests.conformance.backends import BLOCK, Backend, Plain
-from tests.facades.drafts import save_draft
+from tests.facades.drafts import MASK, save_draft
 
 
-def saved(folder: Path, ties: bool) -> tuple[Any, str, str]:
+def saved(folder: Path, ties: bool, layers: int = LAYERS) -> tuple[Any, str, str]:
     """The target, and the folders of it and of a draft for it."""
-    model = tiny_target("llama")
+    model = tiny_target("llama", layers=layers)
     if ties:
         with torch.no_grad():
             head = model.lm_head.weight
             head[1::2] = head[::2]
     target = str(save_target(model, tiny_tokenizer(), folder / "target"))
-    return model, target, str(save_draft(folder / "draft", block_size=BLOCK))
+    places = {"mask_token_id": MASK, "target_layer_ids": [0, layers // 2]}
+    fits: dict[str, Any] = {"num_target_layers": layers, "dflash_config": places}
+    return model, target, str(save_draft(folder / "draft", block_size=BLOCK, **fits))
 
 
 def make_rounded(folder: Path, ties: bool) -> Backend:
@@ -60,9 +62,9 @@ def make_rounded(folder: Path, ties: bool) -> Backend:
     )
 
 
-def make(folder: Path, ties: bool) -> Backend:
+def make(folder: Path, ties: bool, layers: int = LAYERS) -> Backend:
     """A target saved and loaded as a user's would be; plain decoding recomputes everything."""
-    model, target, draft = saved(folder, ties)
+    model, target, draft = saved(folder, ties, layers)
 
     def logits(tokens: Sequence[int]) -> Any:
         with torch.inference_mode():
@@ -98,9 +100,12 @@ def make_replayed(folder: Path, ties: bool) -> Backend:
 
 
 def make_compiled(folder: Path, ties: bool) -> Backend:
-    """The same pair, unpacked as on a GPU, with its passes traced, compiled and replayed."""
+    """A pair of two layers, unpacked as on a GPU, with its passes traced, compiled and replayed.
+
+    Each number of rows is traced anew, which takes a fixed time a layer.
+    """
     with patch.object(packed, "_why_not", lambda *_: "as on a GPU"):
-        made = make(folder, ties)
+        made = make(folder, ties, layers=2)
     assert isinstance(made.pair, TorchPair)
     made.pair._graphs = Graphs(Tape(), TorchCompiler("eager"))
 
