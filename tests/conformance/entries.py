@@ -103,13 +103,11 @@ def _flags(call: Call) -> list[str]:
 
 
 def _command(pair: Scripted, words: list[str], typed: str | None = None) -> str:
-    from typer.testing import CliRunner
-
-    from dflash.cli import app
+    from tests.cli.running import invoke
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dflash.engine.open_pair", lambda config: pair)
-        found = CliRunner().invoke(app, words, input=typed, catch_exceptions=False)
+        found = invoke(words, typed, catch_exceptions=False)
     assert found.exit_code == 0, found.output
     return found.stdout_bytes.decode()  # .stdout would translate a text's own line ends
 

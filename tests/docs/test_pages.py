@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
-from typer.testing import CliRunner
 
 import dflash.errors
-from dflash.cli import app
 from dflash.config import GenerateOptions, LoadOptions
 from dflash.core.stats import Stats
 from dflash.results import Chunk, Generation
 from docs.gen_cli import PAGE, page
+from tests.cli.running import COMMAND, invoke
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands, ids
 
 PYTHON = [page for page in PAGES if blocks(page, "python")]
@@ -48,7 +46,7 @@ def test_commands_on_the_toy_pair_run(source: Path) -> None:
     for block in blocks(source, "bash"):
         for words in commands(block):
             if words[0] == "dflash" and "toy" in words:
-                result = CliRunner().invoke(app, words[1:], input="Why?\n")
+                result = invoke(words[1:], "Why?\n")
                 assert result.exit_code == 0, f"{block.place}: {result.output}"
 
 
@@ -70,7 +68,7 @@ def test_blocks_on_the_demo_pair_run(
 def run_commands(block: Block) -> None:
     for words in commands(block):
         if words[0] == "dflash":
-            result = CliRunner().invoke(app, words[1:], input="Why?\n")
+            result = invoke(words[1:], "Why?\n")
             assert result.exit_code == 0, f"{block.place}: {result.output}"
 
 
@@ -88,7 +86,7 @@ def check_command(words: list[str], place: str) -> None:
 
 
 def _check_dflash(words: list[str], place: str) -> None:
-    group: Any = get_command(app)
+    group: Any = COMMAND
     if words[0].startswith("-"):
         return
     assert words[0] in group.commands, f"{place}: there is no command dflash {words[0]}"
