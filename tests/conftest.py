@@ -42,6 +42,14 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_that_stays_is_walked_twice() -> Iterator[None]:
+    """Compiled passes hold millions of objects, and the compiler collects after each."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     """Libraries that count what is left at the end find nothing of ours."""
     gc.unfreeze()
