@@ -33,8 +33,8 @@ def saved(folder: Path, ties: bool, layers: int = LAYERS) -> tuple[Any, str, str
             head[1::2] = head[::2]
     target = str(save_target(model, tiny_tokenizer(), folder / "target"))
     places = {"mask_token_id": MASK, "target_layer_ids": [0, layers // 2]}
-    fits: dict[str, Any] = {"num_target_layers": layers, "dflash_config": places}
-    return model, target, str(save_draft(folder / "draft", block_size=BLOCK, **fits))
+    sizes = {"num_target_layers": layers, "num_hidden_layers": layers // 2, "block_size": BLOCK}
+    return model, target, str(save_draft(folder / "draft", dflash_config=places, **sizes))
 
 
 def make_rounded(folder: Path, ties: bool) -> Backend:

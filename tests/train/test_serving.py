@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from dflash.train import blocks
 from dflash.train.checkpoint import export
 from dflash.train.config import DraftShape, Schedule
 from dflash.train.trainer import draft_states
-from tests.train.rig import MASK, Rig, make_rig, serve
+from tests.train.rig import MASK, Rig, make_rig, serve, walk
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rig, Path]:
     return rig, folder / "draft"
 
 
+def test_what_training_calls_learned_the_walk_accepts_in_full(trained: tuple[Rig, Path]) -> None:
+    assert walk(trained[0]).mean_committed > 0.9 * 4
+
+
 def test_an_overfitted_draft_is_served_in_full_blocks(trained: tuple[Rig, Path]) -> None:
     assert serve(*trained) > 0.9 * 4
 
@@ -43,11 +48,11 @@ def test_trainer_and_server_compute_the_same_logits(trained: tuple[Rig, Path]) -
     block = blocks.build([conversation.ids], [conversation.answer], [[anchor]], 4, MASK)
     features = rig.materials.features[0][0].float()[None]
     noise = rig.materials.embedding[block.inputs]
-    # the served weights are bfloat16: give the trainer the same ones
+    rounded = deepcopy(rig.model)  # as the served weights are
     with torch.no_grad():
-        for parameter in rig.model.parameters():
+        for parameter in rounded.parameters():
             parameter.copy_(parameter.bfloat16().float())
-        trained_rows = draft_states(rig.model, features, block, noise)[0, 0]
+        trained_rows = draft_states(rounded, features, block, noise)[0, 0]
         model = draft.model
         context = model.context_kv(model.fuse(features[:, :anchor]), torch.arange(anchor))
         served = model.block(noise, torch.arange(anchor, anchor + 4), context)[0]
