@@ -77,9 +77,14 @@ class Restless:
         pass
 
 
-def run(sampling: Sampling, slant: float, policy: Policy) -> Iterator[Step]:
+def run(
+    sampling: Sampling,
+    slant: float,
+    policy: Policy,
+    draft: type[DrawingDraft] = DrawingDraft,
+) -> Iterator[Step]:
     request = Request(PROMPT, ROOM, sampling=sampling)
-    return steps(request, ToyTarget(MODEL), [DrawingDraft(slant)], policy)
+    return steps(request, ToyTarget(MODEL), [draft(slant)], policy)
 
 
 def exact(sampling: Sampling) -> Callable[[tuple[int, ...]], Any]:

@@ -233,7 +233,8 @@ def test_trees_among_drawn_chains_follow_the_targets_law() -> None:
 
     def sample(number: int) -> list[int]:
         nonlocal trees
-        found = run(Sampling(0.9, rule="rejection", seed=number), 0.5, Turns([]), Candidates)
+        sampling = Sampling(0.9, rule="rejection", seed=number)
+        found = list(run(sampling, 0.5, Turns([]), Candidates))
         trees += sum(len(step.verdict.path) for step in found if step.plan.is_tree)
         return tokens_of(found)
 
