@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-LOSS = 0.015  # share of plain decoding's time that may be lost on drafts that fail
-_LOAN, _MOST_LOAN = 1.25, 2.5  # plain steps that may be lost before anything is earned
-_TRUST = 4.0  # plain steps more of it, for a draft that usually doubles the speed
-_SURE_LOAN = 4.0  # at most, for a block that looks fast to a draft which knows how sure it is
+from typing import NamedTuple
+
+LOSS = 0.015  # share of plain decoding's time that may be lost on drafts that fail, by and by
+_LOAN, _MOST_LOAN = 1.25, 2.0  # plain steps that may be lost before anything is earned
+_TRUST = 6.0  # plain steps more of it, for a draft that usually doubles the speed
+
+
+class _Most(NamedTuple):
+    """No text loses more: whatever is longer, these plain steps or this share of its own."""
+
+    steps: float
+    share: float
+
+
+# Three percent of texts of 96 tokens and more. A draft that knows how sure it is may as well wait
+# for better: there of 84 and more, less what the books themselves take of a step.
+_MOST, _MOST_SURE = _Most(2.85, 0.03), _Most(2.3, 0.0275)
 
 
 class Books:
     """Losses of one request, against a share of plain decoding's time and a loan.
 
     The loan grows with what drafts promise. A draft that knows how sure it is gets one for each
-    block by itself: what lost on a weak match may be won back on a strong one, not on a weak one.
+    block by itself, by what that promises and nothing else: bets on weak matches would leave none
+    for the strong one that comes later.
 
     All times are in plain steps, so that they mean the same whatever else the machine does.
     """
@@ -31,15 +45,16 @@ class Books:
 
     def promise(self, speed: float) -> None:
         """A draft that does not know how sure it is looks so fast; plain decoding is 1."""
-        self._loan = max(self._loan, min(_MOST_LOAN, _lent(speed)))
+        self._loan = max(self._loan, min(_MOST_LOAN, _LOAN + _lent(speed)))
 
     def room(self, sure: float | None = None) -> float:
         """Plain steps that a block may take so that the books balance if nothing of it is kept.
 
         ``sure`` is how fast it looks to a draft that knows how sure it is.
         """
-        loan = self._loan if sure is None else min(_SURE_LOAN, _lent(sure))
-        return LOSS * self.tokens - self._debt + loan + 1
+        loan, most = (self._loan, _MOST) if sure is None else (_lent(sure), _MOST_SURE)
+        limit = max(most.steps, most.share * self.tokens)
+        return min(LOSS * self.tokens + loan, limit) - self._debt + 1
 
     def spend(self, steps: float, tokens: int) -> None:
         """A round with drafts took as long as ``steps`` plain ones, for so many tokens."""
@@ -47,4 +62,4 @@ class Books:
 
 
 def _lent(speed: float) -> float:
-    return _LOAN + _TRUST * max(0.0, speed - 1)
+    return _TRUST * max(0.0, speed - 1)

@@ -66,7 +66,7 @@ _FALLBACK = State.FALLBACK  # asked for once: in Python 3.11 a member is a call
 _PATIENCE, _MOST_PATIENCE = 25, 800  # plain steps per plain step that a probe may lose; doubles
 _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
-_SURE = 0.9  # of its first token: such a draft is probed even though it knows how sure it is
+_SURE, _GOOD = 0.9, 0.8  # of its first token: for a probe, where a draft says so; a first block
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
 _FIRST = 3  # rows of the first block of a pair
@@ -81,17 +81,14 @@ class Adaptive:
     """The block that commits most tokens per second, chosen anew each round; 1 is plain decoding.
 
     For r drafts it expects ``committed(r) / cost(r)`` tokens a second, with costs measured in
-    rounds and survival counted in this request. By its books, a request in which nothing is ever
-    accepted is hardly slower than without a draft. A fallback to plain steps probes now and then.
+    rounds and survival counted in this request. Its books bound what drafts that fail may take.
     """
 
     def __init__(
         self, block_size: int, profile: Profile | None = None, trees: Sequence[int] = ()
     ) -> None:
-        """``block_size`` is the most, anchor included. Requests of a pair share a ``profile``.
-
-        ``trees`` are numbers of nodes that may be tried as well, at full depth.
-        """
+        """``block_size`` is the most, anchor included; ``trees`` are numbers of nodes to try as
+        well, at full depth. Requests of a pair share a ``profile``."""
         self.state = State.PREFILL
         self.fallback_rounds = 0  # probes included
         self.fallback_reason: str | None = None  # of the last time
@@ -158,10 +155,11 @@ class Adaptive:
     ) -> tuple[int, int] | None:
         """The first block of a draft. One that said nothing before is asked as the books allow."""
         for draft, most in able.items():
-            if self._costs.sizes(draft):
+            outlook = outlooks[draft]
+            if self._costs.sizes(draft) or (outlook.prior and outlook.prior[0] < _GOOD):
                 continue
-            if draft not in self._silent or self._room(draft, outlooks[draft]) >= 1:
-                return draft, min(most, max(_FIRST, outlooks[draft].least))
+            if draft not in self._silent or self._room(draft, outlook) >= 1:
+                return draft, min(most, max(_FIRST, outlook.least))
         return None
 
     def _best(self, able: Mapping[int, int], outlooks: Sequence[Outlook]) -> tuple[int, int]:
@@ -205,10 +203,8 @@ class Adaptive:
         return best if self._plain_run >= wait else (0, 0)
 
     def _until(self, probe: tuple[int, int], most: int) -> float:
-        """Plain steps in a row before a probe: the dearer and the more in vain, the more.
-
-        More still where even drafts that are always right would hardly pay.
-        """
+        """Plain steps in a row before a probe: the dearer and the more in vain, the more, and more
+        still where even drafts that are always right would hardly pay."""
         costs = self._costs.curve(probe[0], most)
         loss = self._costs.cost(*probe) / costs[0] - 1
         hope = max((rows + 1) * costs[0] / costs[rows] for rows in range(1, most + 1)) - 1
@@ -263,8 +259,13 @@ class Adaptive:
             if kept:
                 survival.relax(_FORGET)
         self._plain_run, self._rest = 0, 0.0
-        if not self._costs.sizes(draft):  # a measurement, and in nobody's books
+        if self._costs.steps(step.ns) < 1:  # no block takes less: that plain step was disturbed
+            self._profile.doubt()
+        if not self._costs.sizes(draft):
             self._costs.add(draft, step.rows, step.ns)
+            price = min(self._costs.price(draft, step.rows), step.rows + 1)  # slow for once
+            if self._outlook.prior or price > survival.committed(step.rows)[-1]:
+                self._books.spend(price, kept + 1)  # else a measurement, and in nobody's books
             return
         late = self._costs.steps(step.ns) - self._costs.price(draft, step.rows)
         slow_first = self._costs.sizes(draft) == 1 and self._costs.pace == 1 and late < 0

@@ -143,6 +143,10 @@ class Profile:
         early = _EARLY << min(self._checks, _DOUBLINGS)
         return self.stale > min(early, _FRESH, _REFRESH * (1 + 16 * max(0.0, gain)))
 
+    def doubt(self) -> None:
+        """A plain step is to be measured before the next round with drafts."""
+        self.stale = max(self.stale, _FRESH)
+
     def refresh(self) -> None:
         """A plain step was measured, after rounds with drafts."""
         self._checks += self.stale > 0

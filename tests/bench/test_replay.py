@@ -29,6 +29,13 @@ def test_a_text_is_played_by_the_real_loop_and_takes_what_its_rounds_cost() -> N
     assert replay.play(COPY, Fixed(4), FLAT) == 3 * 10
 
 
+def test_plays_slower_than_the_bound_are_counted_in_texts_that_are_long_enough() -> None:
+    long = Text("l", "copying", [1], list(range(replay.LONG)))
+    plain = 10.0 * (replay.LONG - 1)
+    found = replay.slowest([COPY, long], [[900.0], [plain, plain / 0.96, plain / 0.98]], FLAT)
+    assert "1 of 3 plays" in found and "the worst is 0.960" in found
+
+
 def test_right_drafts_are_counted_at_every_token() -> None:
     text = Text("a", "copying", [1, 2, 3, 4, 9], [1, 2, 3, 7, 1, 2])
     assert replay.told(text) == [0, 0, 1, 0, 0, 0, 0]
