@@ -31,27 +31,62 @@ def attend_rows(
     """``[n, nh * D]``: a few rows over keys and values."""
     (_, heads, rows, width), (_, kept, seen, _) = query.shape, key.shape
     groups = stacked_groups(query, heads // kept)
-    few = 1 < rows <= MOST_ROWS
-    if groups == 1 and few and seen >= LONG and stacking_pays(heads, kept, rows):
-        return _attend_long(query, key, value, bias, scaling)
+    if groups == 1 and stacks(heads, kept, rows, seen):
+        mask = None if bias is None else stacked_mask(bias, heads // kept, query.dtype)
+        return by_stacked_heads(query, key, value, mask, scaling)
     if groups == 1 or rows > MOST_ROWS:
-        mixed = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=bias,
-            is_causal=causal and bias is None and rows > 1,
-            scale=scaling,
-            enable_gqa=heads != kept,
-        )
-        side = heads * width
-        if mixed.stride() == (rows * side, width, side, 1):  # a row's heads lie side by side
-            return mixed.as_strided((rows, side), (side, 1))
-        return mixed.transpose(1, 2).reshape(rows, side)
+        return by_heads(query, key, value, bias, scaling, causal)
     stacked = query[0].transpose(0, 1).view(rows, -1, groups, width)
     stacked = stacked.transpose(0, 1).flatten(1, 2)[None]
     mixed = F.scaled_dot_product_attention(stacked, key, value, attn_mask=bias, scale=scaling)
     return mixed[0].view(-1, rows, groups, width).transpose(0, 1).flatten(1)
+
+
+def by_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scaling: float,
+    causal: bool,
+) -> Tensor:
+    """`attend_rows`, each query head for itself. TorchScript reads this, see `interpreted.py`."""
+    _, heads, rows, width = query.shape
+    mixed = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=bias,
+        is_causal=causal and bias is None and rows > 1,
+        scale=scaling,
+        enable_gqa=heads != key.shape[1],
+    )
+    side = heads * width
+    if list(mixed.stride()) == [rows * side, width, side, 1]:  # a row's heads lie side by side
+        return mixed.as_strided([rows, side], [side, 1])
+    return mixed.transpose(1, 2).reshape(rows, side)
+
+
+def by_stacked_heads(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float
+) -> Tensor:
+    """The same with the query heads of a key head as rows of one, on a CPU, and a bias that
+    `stacked_mask` has made. TorchScript reads this, too."""
+    _, heads, rows, width = query.shape
+    kept = key.shape[1]
+    mixed = F.scaled_dot_product_attention(
+        query.reshape(1, kept, heads // kept * rows, width),
+        key,
+        value,
+        attn_mask=bias,
+        scale=scaling,
+    )
+    return mixed.reshape(heads, rows, width).transpose(0, 1).flatten(1)
+
+
+def stacks(heads: int, keys: int, rows: int, seen: int) -> bool:
+    """Whether a CPU runs ``rows`` over ``seen`` keys sooner by stacked heads."""
+    return 1 < rows <= MOST_ROWS and seen >= LONG and stacking_pays(heads, keys, rows)
 
 
 def stacking_pays(heads: int, keys: int, rows: int) -> bool:
@@ -60,22 +95,6 @@ def stacking_pays(heads: int, keys: int, rows: int) -> bool:
     slices = ceil(stacked / SLICE)
     longest = ceil(keys * slices / cores) * stacked / slices  # rows of the core with the most
     return heads > keys and GAIN * longest <= ceil(heads / cores) * rows
-
-
-def _attend_long(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float
-) -> Tensor:
-    """`attend_rows` with the query heads of a key head as rows of one, on a CPU."""
-    _, heads, rows, width = query.shape
-    groups = heads // key.shape[1]
-    mixed = F.scaled_dot_product_attention(
-        query.reshape(1, key.shape[1], groups * rows, width),
-        key,
-        value,
-        attn_mask=None if bias is None else stacked_mask(bias, groups, query.dtype),
-        scale=scaling,
-    )
-    return mixed.reshape(heads, rows, width).transpose(0, 1).flatten(1)
 
 
 def attend_block(

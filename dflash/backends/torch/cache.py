@@ -12,7 +12,7 @@ for compressed layers; ``make_cache`` refuses those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -27,7 +27,7 @@ from transformers.cache_utils import (
 )
 
 from dflash.backends.torch.rollback_state import StateLayer
-from dflash.backends.torch.slots import Slot, slots_of
+from dflash.backends.torch.slots import Span
 from dflash.backends.torch.upload import upload
 from dflash.core.types import MOST_NODES
 from dflash.errors import CheckpointError
@@ -200,7 +200,7 @@ class PreallocatedCache(Cache):
         for layer in self._own:
             layer.length = length
 
-    def append(self, rows: int, like: Tensor, heads: int) -> Iterator[Slot]:
+    def append(self, rows: int, like: Tensor, heads: int) -> Span:
         """Room for ``rows`` more tokens of one sequence, which now count as held: a slot a layer.
 
         For models all of whose layers see everything and are alike: ``heads`` key heads as wide as
@@ -208,7 +208,7 @@ class PreallocatedCache(Cache):
         """
         start, whole = self.length, self.memory(like, heads)
         self.advance(rows)
-        return slots_of(whole, 0, start, start + rows)
+        return Span(whole, 0, start, rows)
 
     def memory(self, like: Tensor, heads: int) -> Tensor:
         """``[L, 2, nkv, capacity, D]``: keys and values of all layers, as `append` takes them."""

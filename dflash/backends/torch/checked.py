@@ -23,8 +23,8 @@ from dflash import env
 from dflash.whole import write_whole
 
 FILES = (
-    *("attention", "cache", "decoder", "dense", "forward", "fused", "gated", "grouped", "narrow"),
-    *("packed", "places", "products", "slots", "tuning"),
+    *("attention", "cache", "decoder", "dense", "forward", "fused", "gated", "grouped"),
+    *("interpreted", "narrow", "packed", "places", "products", "slots", "tuning"),
 )
 """Modules beside this one whose code decides what a fused pass computes."""
 

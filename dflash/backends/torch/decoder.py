@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dflash.backends.torch.attention import attend_rows
+from dflash.backends.torch.features import Tap
 from dflash.backends.torch.gated import GatedLinear
+from dflash.backends.torch.interpreted import Interpreted, Reason, normed, reason
 from dflash.backends.torch.narrow import Multiply
 from dflash.backends.torch.packed import least_rows
 from dflash.backends.torch.products import Plus
-from dflash.backends.torch.slots import FixedSlot, OuterSlot, Slot
+from dflash.backends.torch.slots import FixedSlot, OuterSlot, Slot, Span
 
 WIDE = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 """Numbers wide enough to be turned where they lie, and what two of them are."""
@@ -50,6 +52,7 @@ class DecoderLayer(nn.Module):
         """Take over the weights of ``layer``, named as Llama names them; joined ones are copies."""
         super().__init__()
         self._parts: tuple[Any, ...] = ()
+        self.by_python: Reason | None = None  # of all layers, on the first: see `interpreted.py`
         attention, mlp = layer.self_attn, layer.mlp
         self.head_dim, self.scaling, self.eps = shape.head_dim, shape.scaling, shape.eps
         self.is_causal = shape.causal
@@ -145,6 +148,8 @@ class Stack:
         self.layers, self._norm = list(layers), norm_of(norm, eps)
         self.first = self.layers[0]
         self.least = least_rows(self.first.qkv)  # fewer rows cost no less
+        why = reason(self.layers).why
+        self._interpreted = None if why else Interpreted(self.layers, norm, eps)
 
     def __call__(
         self,
@@ -152,10 +157,12 @@ class Stack:
         turns: Tensor,  # as many rows, [n, 1, D/2] complex
         bias: Tensor | None,
         slots: Iterable[Slot | FixedSlot | OuterSlot],
-        tap: Callable[[int, Tensor], None] | None = None,
+        tap: Tap | None = None,
     ) -> Tensor:  # as x
-        """Normed states of the last layer; ``tap`` sees the state behind each layer."""
+        """Normed states of the last layer; ``tap`` sees the states that it wants, or all."""
         turns = widened(turns, self.first.turned, self.first.keys)
+        if self._interpreted is not None and isinstance(slots, Span):
+            return self._interpreted(x, turns, bias, slots, tap)
         for index, (layer, slot) in enumerate(zip(self.layers, slots, strict=True)):
             x = layer.rows(x, turns, bias, slot)
             if tap is not None:
@@ -207,17 +214,16 @@ def rotate_(heads: Tensor, turns: Tensor) -> Tensor:
 
 def norm_of(weight: Tensor, eps: float) -> Multiply:
     """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis, computed in float32."""
-    norm, part = torch.linalg.vector_norm, 1 / weight.shape[-1]
+    part = 1 / weight.shape[-1]
     with torch.inference_mode(False):
         number = torch.full((1,), eps, device=weight.device)
 
     def wide(x: Tensor) -> Tensor:
-        length = norm(x, 2, -1, True)  # one kernel; mean() is two
-        return (x * torch.addcmul(number, length, length, value=part).rsqrt_()).mul_(weight)
+        return normed(x, weight, number, part)
 
     def other(x: Tensor) -> Tensor:
         y = x.float()
-        length = norm(y, 2, -1, True)
+        length = torch.linalg.vector_norm(y, 2, -1, True)
         scale = torch.addcmul(number, length, length, value=part).rsqrt_()
         return (y * scale).to(x.dtype).mul_(weight)
 

@@ -6,12 +6,10 @@ overwritten by the next context rows, so nothing is copied while a text grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from dflash.backends.torch.slots import Slot, slots_of
+from dflash.backends.torch.slots import Span
 from dflash.drafts.spec import DraftSpec
 
 
@@ -64,10 +62,10 @@ class LayerCache:
         view = self.rows[:, :, :, start:stop]
         return view[:, 0], view[:, 1]
 
-    def slots(self, rows: int) -> Iterator[Slot]:
+    def slots(self, rows: int) -> Span:
         """Where each layer's block rows go, behind the context that it sees."""
         self._make_room(rows)
-        return slots_of(self.rows, self.count - self.seen, self.count, self.count + rows)
+        return Span(self.rows, self.count - self.seen, self.count, rows)
 
     def crop(self, end: int) -> None:
         """Forget context rows at ``end`` and after."""

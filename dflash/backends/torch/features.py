@@ -10,9 +10,10 @@ they answer only the thread that asked, so sessions may share a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -46,6 +47,20 @@ def _final_norm(model: Any) -> nn.Module:
 
 
 FINAL_NORM = mtp.FINAL_NORM
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """Takes the output of any layer in a forward, and keeps those that are wanted."""
+
+    layers: tuple[int, ...]
+    rows: int  # the first ones, which are kept
+    _states: dict[int, Tensor]
+
+    def __call__(self, layer: int, state: Tensor) -> None:
+        """``state [n, Ht]`` is the output of ``layer``."""
+        if layer in self.layers:
+            self._states[layer] = state if state.shape[0] == self.rows else state[: self.rows]
 
 
 class Taps:
@@ -87,18 +102,9 @@ class Taps:
             for handle in handles:
                 handle.remove()
 
-    def tap(self, rows: int) -> Callable[[int, Tensor], None]:
-        """What takes the output of each layer, where layers run without hooks.
-
-        Of states ``[n, Ht]`` the first ``rows`` are kept.
-        """
-        states, layers = self._states, self.layers
-
-        def put(layer: int, state: Tensor) -> None:
-            if layer in layers:
-                states[layer] = state if state.shape[0] == rows else state[:rows]
-
-        return put
+    def tap(self, rows: int) -> Tap:
+        """What takes the outputs, where layers run without hooks."""
+        return Tap(self.layers, rows, self._states)
 
     def fill(self, features: Tensor) -> None:
         """Keep ``features [rows, M*Ht]``, as `take` hands them out: a copy, if they change."""

@@ -45,6 +45,18 @@ def direct(operator: Any) -> Callable[..., Tensor]:
     return found
 
 
+def holding(multiply: Multiply, *parts: Tensor) -> Multiply:
+    """``multiply``, noted to be a product with ``parts``, which oneDNN has packed."""
+    vars(multiply)["parts"] = parts
+    return multiply
+
+
+def parts_of(multiply: Multiply) -> tuple[Tensor, ...]:
+    """What `holding` has noted; () for other products."""
+    found: tuple[Tensor, ...] = getattr(multiply, "parts", ())
+    return found
+
+
 def fast_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 by itself."""
     tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
@@ -74,7 +86,7 @@ def _bfloat16(weight: Tensor) -> Multiply:
         y: Tensor = product(x.bfloat16(), packed, None, "none", [], "")
         return y.to(x.dtype)
 
-    return multiply
+    return holding(multiply, packed)
 
 
 def _int8(weight: Tensor) -> Multiply:

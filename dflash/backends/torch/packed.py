@@ -67,6 +67,7 @@ class PackedLinear(nn.Module):
         weight = linear.weight.detach()
         self.kind = weights or choose_kind(weight.dtype, weight.shape[0])
         self.multiply, self.plus = _products(linear, weight, self.kind)
+        self.parts = narrow.parts_of(self.multiply)  # of a product that is not Python's alone
         self.bytes = weight.numel() * narrow.BYTES.get(self.kind, weight.element_size())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,11 +94,14 @@ def _products(linear: nn.Linear, weight: Tensor, kind: str) -> tuple[Multiply, P
 
 
 def _with_bias(multiply: Multiply, bias: Tensor | None) -> Multiply:
-    return multiply if bias is None else lambda x: multiply(x).add_(bias)
+    if bias is None:
+        return multiply
+    return narrow.holding(lambda x: multiply(x).add_(bias), *narrow.parts_of(multiply))
 
 
 def _gated(multiply: Multiply, act: Multiply) -> Multiply:
-    return lambda x: gate(multiply(x), act)
+    parts = narrow.parts_of(multiply) if is_silu(act) else ()
+    return narrow.holding(lambda x: gate(multiply(x), act), *parts)
 
 
 def least_rows(layer: nn.Module) -> int:

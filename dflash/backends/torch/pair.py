@@ -13,6 +13,7 @@ from dflash.backends.torch.cache import ROOM
 from dflash.backends.torch.draft_load import LoadedDraft, load_draft
 from dflash.backends.torch.graph_check import open_graphs, rerun, uncompiled, why_uncompiled
 from dflash.backends.torch.graphs import Compiler, Graphs, Recorder, notice
+from dflash.backends.torch.interpreted import Reason, reason
 from dflash.backends.torch.load import LoadedTarget, load_target, pick_device
 from dflash.backends.torch.memory import kv_bytes, require
 from dflash.backends.torch.mtp import has_mtp
@@ -42,8 +43,9 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         draft: LoadedDraft | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        said = target.fused.warning
-        super().__init__(target, draft, (*notes, said) if said else notes)
+        super().__init__(target, draft, notes)
+        said = [target.fused.warning, *(found.note for found in self._by_python().values())]
+        self._notes += tuple(dict.fromkeys(note for note in said if note))
         self._graphs: Graphs | None = None
         self._compiler: Compiler | None = None
         self._why_direct = ""
@@ -136,6 +138,8 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
             "fused": str(self.target.fused.layers),
             "torch": str(torch.__version__),
         }
+        if device.type == "cpu":
+            facts["interpreted"] = self.interpreted()
         if device.type == "cuda" or self._graphs is not None:
             facts["cuda_graphs"] = self.replayed()
         if self._compiler is not None:
@@ -143,6 +147,21 @@ class TorchPair(ModelPair[LoadedTarget, LoadedDraft]):
         if self._draft is not None:
             facts["draft_dtype"] = str(self._draft.model.norm.weight.dtype)
         return facts
+
+    def interpreted(self) -> str:
+        """Which models' layers torch's interpreter runs in one call, or why none: "off: ..."."""
+        found = {name: reason.why for name, reason in self._by_python().items()}
+        named = [name for name, why in found.items() if not why]
+        return " and ".join(named) or f"off: {found.get('target', self.target.fused.reason)}"
+
+    def _by_python(self) -> dict[str, Reason]:
+        """Why Python runs fused layers, by the model that they are of."""
+        found = {}
+        if self.target.fused.layers:
+            found["target"] = reason(self.target.model.get_decoder().layers)
+        if self._draft is not None and hasattr(self._draft.model, "fused_context"):
+            found["draft"] = reason(list(self._draft.model.layers))
+        return found
 
     def replayed(self) -> str:
         """What CUDA graphs replay, or why they replay nothing: "off: ..."."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dflash.backends.torch.narrow import Multiply, direct
+from dflash.backends.torch.narrow import Multiply, direct, holding
 
 ROWS_HINT = 8  # the packed layout is made for this many rows; measured flat from 1 to 16
 FEW = 4  # oneDNN has a slower road for fewer rows than these
@@ -53,7 +53,7 @@ def onednn(weight: Tensor) -> tuple[Multiply, Plus]:
         y: Tensor = both(x, other, packed, None, "add")
         return y
 
-    return multiply, plus
+    return holding(multiply, packed), plus
 
 
 def onednn_gate(weight: Tensor) -> Multiply:
@@ -69,7 +69,7 @@ def onednn_gate(weight: Tensor) -> Multiply:
         y: Tensor = both(x, product(x, gate, None, "swish", [], ""), up, None, "mul")
         return y
 
-    return multiply
+    return holding(multiply, gate, up)
 
 
 def _filled(multiply: Multiply, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
 
@@ -61,10 +62,20 @@ def fixed_slots(whole: Tensor, at: Tensor, size: int) -> list[FixedSlot]:
     return [FixedSlot(both[None], at, size) for both in whole.flatten(1, 2).unbind()]
 
 
-def slots_of(whole: Tensor, first: int, start: int, end: int) -> Iterator[Slot]:
-    """A slot a layer in ``whole [L, 2, nkv, capacity, D]``: rows start .. end - 1 are new, and rows
-    ``first`` and later are seen. All views of a pass are taken at once."""
-    both = whole.view(whole.shape[0], 1, -1, *whole.shape[3:])
-    new = both[:, :, :, start:end].unbind()
-    keys, values = (whole[:, side, None, :, first:end].unbind() for side in (0, 1))
-    return map(Slot, new, keys, values, repeat(end - start))
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A slot a layer in memory of one piece: rows ``start`` to ``start + rows - 1`` are new, and
+    rows ``first`` and later are seen."""
+
+    whole: Tensor  # [L, 2, nkv, capacity, D], contiguous
+    first: int
+    start: int
+    rows: int
+
+    def __iter__(self) -> Iterator[Slot]:
+        """The slots, layer after layer. All views of a pass are taken at once."""
+        whole, start, end = self.whole, self.start, self.start + self.rows
+        both = whole.view(whole.shape[0], 1, -1, *whole.shape[3:])
+        new = both[:, :, :, start:end].unbind()
+        keys, values = (whole[:, side, None, :, self.first : end].unbind() for side in (0, 1))
+        return map(Slot, new, keys, values, repeat(self.rows))
