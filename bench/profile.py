@@ -41,6 +41,7 @@ from dflash.core.protocols import Pair
 from dflash.engine import Engine
 
 TEXTS = 4  # times that the text is run with the clock in the dispatcher
+FUNCTION = 2  # torch's number for functions that its interpreter runs: they are no operators
 WIDE = 16384  # rows of the matrix whose reading is timed
 
 
@@ -191,6 +192,7 @@ def _is_operator(event: Any) -> bool:
     return (
         event is not None
         and event.name not in (DRAFT, VERIFY)
+        and event.scope != FUNCTION  # what operators lie between in there is a gap
         and str(event.device_type) == "DeviceType.CPU"
     )
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor  # noqa: E402
+
 from bench import gaps  # noqa: E402 - after the check for torch
 from bench.gaps import Gaps, Observer, Rounds, Seen, gap_of  # noqa: E402
 from bench.parts import computes  # noqa: E402
+from bench.profile import _is_operator  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -86,6 +90,26 @@ def test_a_nap_between_operators_is_in_the_gap(clock: Observer) -> None:
     assert found.rounds == 4 and found.operators == 1
     assert 0.9 < found.share <= 1 and found.gap_ms > 5
     assert found.in_place_error_us > 0
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x.neg().neg()
+
+
+@needs_a_compiler
+def test_a_function_that_torch_interprets_is_no_operator(clock: Observer) -> None:
+    """To clock and profiler alike: what lies between its operators is a gap."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        run = torch.jit.script(doubled)
+    x = torch.ones(4)
+    with torch.jit.optimized_execution(False):
+        with clock.watching():
+            run(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watch:
+            run(x)
+    assert clock.seen(1).calls == {"aten::neg": 2}
+    assert [event.name for event in watch.events() if _is_operator(event)] == ["aten::neg"] * 2
 
 
 @needs_a_compiler
