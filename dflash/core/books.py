@@ -56,6 +56,11 @@ class Books:
         limit = max(most.steps, most.share * self.tokens)
         return min(LOSS * self.tokens + loan, limit) - self._debt + 1
 
+    @staticmethod
+    def wait(steps: float) -> float:
+        """Plain steps, at least, until there is room for so many more."""
+        return steps / max(LOSS, _MOST.share, _MOST_SURE.share)
+
     def spend(self, steps: float, tokens: int) -> None:
         """A round with drafts took as long as ``steps`` plain ones, for so many tokens."""
         self._debt += steps - tokens

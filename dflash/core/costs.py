@@ -9,6 +9,7 @@ PLAIN = -1  # the draft of a plain step
 _SAMPLES = 9  # rounds of one size that a typical one is taken from
 _TURN = 3  # rounds of a run that say what they cost beside the run before
 _RECENT, _ALIKE = 5, 0.15  # rounds of a run that say how slow the machine is; less is no difference
+_FIXED, _SLOPE = 1.4, 0.5  # plain steps, and more a row: the dearest block that was ever measured
 _CAUGHT_UP = 5  # blocks after a pause that say what catching up costs
 
 
@@ -21,7 +22,7 @@ class CostCurve:
     that were last seen on a busy machine would make every block look good once it is idle again.
 
     Typical rounds of a size, straight lines between sizes. A slow first call counts only until a
-    second one comes.
+    second one comes, and for no more than the dearest block that was ever measured.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class CostCurve:
         samples.append(ns)
         typical = sorted(samples)[len(samples) // 2 if len(samples) > 2 else 0]
         points = self._points.setdefault(key[0], {})
-        if points.get(key[1]) != typical:
+        if points.get(key[1]) != typical or len(samples) == 2:
             points[key[1]] = typical
             self._curves.clear()
 
@@ -101,10 +102,15 @@ class CostCurve:
     def _drawn(self, draft: int, most: int) -> list[float]:
         """Lines through the sizes measured, rising: fewer rows never cost more than more rows.
 
-        What says otherwise was a disturbance. Past the last size the last line goes on at half its
-        slope: a guess that is too good is tried and found out, one that is too bad never is.
+        What says otherwise was a disturbance, and so was what took longer than any block does: a
+        size that seems too dear after its first call would never have a second one. Past the last
+        size the last line goes on at half its slope: a guess that is too good is tried and found
+        out, one that is too bad never is.
         """
-        plain, points = self.plain(), self._points[draft]
+        plain, points = self.plain(), dict(self._points[draft])
+        for rows in points:
+            if self.count(draft, rows) < 2:
+                points[rows] = min(points[rows], plain * (_FIXED + _SLOPE * rows))
         sizes = sorted(points)
         least, rising = float("inf"), {}
         for rows in reversed(sizes):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import inf
 
-from dflash.core.books import LOSS, Books
+from dflash.core.books import Books
 from dflash.core.profile import Profile, Survival
 from dflash.core.types import PLAIN_STEP, Outlook, Plan, Step
 
@@ -169,14 +169,13 @@ class Adaptive:
         speeds = {key: speed for key, speed in speeds.items() if key[1] >= outlooks[key[0]].least}
         promise = max((s for (d, _), s in speeds.items() if not outlooks[d].prior), default=1.0)
         self._books.promise(promise)
-        wanting = {
-            key: self._costs.price(*key) - self._room(key[0], outlooks[key[0]], speed)
-            for key, speed in speeds.items()
-        }
+        hopes = {d: max(s for (e, _), s in speeds.items() if e == d) for d, _ in speeds}
+        rooms = {d: self._room(d, outlooks[d], hope) for d, hope in hopes.items()}
+        wanting = {key: self._costs.price(*key) - rooms[key[0]] for key in speeds}
         options = {key: speed for key, speed in speeds.items() if wanting[key] <= 0}
         if not options:  # the books allow nothing, until so many plain steps have filled them
             self._fall_back(self._books.reason)
-            wait = min(wanting.values(), default=0.0) / LOSS
+            wait = self._books.wait(min(wanting.values(), default=0.0))
             self._rest = self._plain_run + int(min(wait, _REST))
             return 0, 0
         best = max(options, key=options.__getitem__)

@@ -321,7 +321,7 @@ class TestSteps:
     def test_probes_are_rarer_still_where_even_perfect_drafts_would_hardly_pay(self) -> None:
         def probes(block: int) -> int:
             profile = Profile([0.0])
-            for rows, ns in ((0, 100), (7, block)):
+            for rows, ns in ((0, 100), (7, block), (7, block)):
                 profile.costs.add(0, rows, ns)
             policy, tried = Adaptive(8, profile), 0
             for _ in range(300):
@@ -451,6 +451,15 @@ class TestSteps:
             plan = policy.plan(999, [Outlook(7, lag=60)])
             policy.observe(played(plan, 0, 500 if plan.rows else 10))
         assert profile.costs.cost(0, 7) == 11
+
+    def test_a_first_block_that_was_slow_for_once_is_tried_again(self) -> None:
+        """Its price alone would be more than the books allow, so nothing would ever correct it."""
+        profile = Profile()
+        for rows, ns in ((0, 10), (0, 10), (3, 60)):
+            profile.costs.add(0, rows, ns)
+        assert Adaptive(16, profile).plan(99, [Outlook(15, grade=5, prior=USUAL[5])]).rows
+        profile.costs.add(0, 3, 60)
+        assert not Adaptive(16, profile).plan(99, [Outlook(15, grade=5, prior=USUAL[5])]).rows
 
     def test_the_first_plain_step_after_a_block_is_not_measured(self) -> None:
         profile = Profile([0.8])
