@@ -192,6 +192,17 @@ def test_a_torch_that_cannot_interpret_them_is_a_note_and_changes_nothing(
     )
 
 
+def test_an_interpreter_that_the_user_has_switched_off_is_no_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = logits(opened(tiny_target(), tmp_path / "a"))
+    monkeypatch.setattr(torch.jit._state._enabled, "enabled", False)  # PYTORCH_JIT=0
+    target = opened(tiny_target(), tmp_path / "b")
+    assert torch.equal(logits(target), expected)
+    assert not TorchPair(target).warnings
+    assert "PYTORCH_JIT=0" in TorchPair(target).interpreted()
+
+
 def test_an_interpreter_that_gives_other_numbers_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

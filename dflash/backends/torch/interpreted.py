@@ -214,7 +214,9 @@ def _why_not(layers: Sequence[Any]) -> str:
         return "weights are not packed by oneDNN"
     if any(p.bias is not None for x in layers for p in (x.o_proj, x.gate_up, x.down_proj)):
         return "products have a bias"
-    return ""
+    state: Any = getattr(torch.jit, "_state", None)  # what PYTORCH_JIT=0 says, found out by torch
+    enabled = getattr(getattr(state, "_enabled", None), "enabled", True)
+    return "" if enabled else "PYTORCH_JIT=0 switches torch's interpreter off"
 
 
 def _failure(layer: Any) -> str:
