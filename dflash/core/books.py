@@ -25,8 +25,8 @@ class Books:
     """Losses of one request, against a share of plain decoding's time and a loan.
 
     The loan grows with what drafts promise. A draft that knows how sure it is gets one for each
-    block by itself, by what that promises and nothing else: bets on weak matches would leave none
-    for the strong one that comes later.
+    block by itself, by what its best size promises and nothing else: bets on weak matches would
+    leave none for the strong one that comes later.
 
     All times are in plain steps, so that they mean the same whatever else the machine does.
     """
