@@ -262,7 +262,7 @@ class Adaptive:
             self._profile.doubt()
         if not self._costs.sizes(draft):
             self._costs.add(draft, step.rows, step.ns)
-            price = min(self._costs.price(draft, step.rows), step.rows + 1)  # slow for once
+            price = self._costs.price(draft, step.rows)  # bounded, as it may be slow for once
             if self._outlook.prior or price > survival.committed(step.rows)[-1]:
                 self._books.spend(price, kept + 1)  # else a measurement, and in nobody's books
             return
