@@ -44,7 +44,7 @@ def choose(
     ``profile`` is what earlier requests of the pair taught about its costs. A fixed block with a
     ``min_acceptance_rate`` is given up while fewer of its drafts are accepted. A ``tree`` of so
     many nodes is as deep as the block, the native one if none is asked for. Raises ConfigError
-    where the pair knows no trees, or has no draft to grow one.
+    where the pair knows no trees, has no draft to grow one, or no pass for so many rows.
     """
     native, trees = pair.draft_block_size, _trees(tree, pair)
     if native is None:
@@ -52,6 +52,7 @@ def choose(
     size = pair.default_block_size if asked is None else asked
     if size is None and isinstance(tree, int) and tree:
         size = native
+    insist_on_room("auto" if size is None or tree == "auto" else size, pair)
     if size is None or size == "auto" or tree == "auto":
         adaptive = policies.Adaptive(native, profile, trees)
         return Blocks(adaptive, "adaptive", None, reason="chosen each round by measured time")
@@ -71,6 +72,27 @@ def choose(
         return Blocks(floor, "floor", size, clamped_from, reason)
     fixed = policies.Fixed(size, trees[0] if trees else 0)
     return Blocks(fixed, "fixed", size, clamped_from, reason)
+
+
+def insist_on_room(asked: BlockSize, pair: Pair, hint: str = "block_size") -> None:
+    """Raise ConfigError where a pass of ``pair`` cannot hold the blocks that ``asked`` leads to.
+
+    ``hint`` is what can ask for smaller ones; "" = nothing can.
+    """
+    native, most = pair.draft_block_size, getattr(pair, "most_rows", None)
+    if native is None or most is None:
+        return
+    size = pair.default_block_size if asked is None else asked
+    free = size is None or size == "auto"
+    rows = native if free else min(int(size or native), native)
+    if rows > most:
+        auto = f', which {hint} "auto" goes up to' if free else ""
+        less = f", or {hint} at most {most}" if hint else ""
+        plain = " (plain decoding)" if hint and most == 1 else ""
+        raise ConfigError(
+            f"n_batch {most} cannot hold a block of {rows} rows{auto}, and one is never split: "
+            f"n_batch must be at least {rows}{less}{plain}"
+        )
 
 
 def _trees(tree: DraftTree, pair: Pair) -> tuple[int, ...]:

@@ -54,6 +54,12 @@ def at_least(least: int, name: str, value: Any, *, required: bool = False, hint:
         raise ConfigError(f"{name} must be a whole number of {least} or more{hint}, got {value!r}")
 
 
+def whole_number(name: str, value: Any) -> None:
+    """A whole number, of either sign; None passes."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ConfigError(f"{name} must be a whole number, got {value!r}")
+
+
 def threads(name: str, value: Any) -> None:
     """A number of threads that every backend can make; None passes."""
     at_least(1, name, value)

@@ -29,7 +29,7 @@ from dflash.core.profile import Profile
 from dflash.core.protocols import Pair
 from dflash.core.stats import Recorder, Stats
 from dflash.core.types import Grammar, Request
-from dflash.errors import ConfigError, EngineClosed
+from dflash.errors import CLOSED, ConfigError, EngineClosed
 from dflash.grammar import Grammars
 from dflash.opening import open_pair, pair_names
 from dflash.profiles import ProfileFile, file_of
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from dflash.config import GenerateOptions, LoadOptions
 
-CLOSED = "the engine was closed while this text was being generated"
+IN_WORK = "the engine was closed while this text was being generated"
 
 
 def load(
@@ -147,16 +147,19 @@ class Engine(Closing):
     def encode(
         self, prompt: Prompt, *, chat_template: bool = True, system: str | None = None
     ) -> list[int]:
-        """Ids [T] that ``stream`` would run for ``prompt``. Raises PromptError."""
+        """Ids [T] that ``stream`` would run for ``prompt``. Raises PromptError, EngineClosed."""
+        self._check_open()
         return encode(self.pair.tokenizer, prompt, chat_template=chat_template, system=system)
 
     def keep(self, texts: int, most_bytes: int) -> None:
         """How many finished texts can be gone on with, and bytes for them and those in work.
 
         As it is, an engine keeps the last two, and a text that begins like one of them takes it
-        over; with this, texts are kept apart. The one unused for longest makes room.
+        over; with this, texts are kept apart. The one unused for longest makes room. Raises
+        EngineClosed.
         """
         with self._lock:
+            self._check_open()
             self._sessions.limit(texts, most_bytes)
 
     @property
@@ -175,7 +178,7 @@ class Engine(Closing):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineClosed("this engine is closed: load a new one")
+            raise EngineClosed(CLOSED)
 
     def _request(self, ids: list[int], config: GenerateConfig, sample: int = 0) -> Request:
         grammar: Grammar | None = self._grammars.start(config.constraint)
@@ -228,7 +231,7 @@ class Engine(Closing):
             while finish is None:
                 with self._lock:  # not acquire and try: Ctrl-C between the two would keep it
                     if self._closed:
-                        raise EngineClosed(CLOSED)
+                        raise EngineClosed(IN_WORK)
                     step = next(rounds)
                 lease.length += len(step.tokens)
                 step, chunk = reader.read(step, getattr(policy, "state", None))

@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+CLOSED = "this engine is closed: load a new one"
+
 
 class DFlashError(Exception):
     """Base of all errors this package raises on purpose."""

@@ -197,6 +197,8 @@ def read_header(path: str | Path) -> Header:
 def insist_on_gguf(place: Path) -> None:
     """Raise CheckpointError, with what to do, unless a file is there that begins as GGUF does."""
     if not place.is_file():
+        if place.is_dir():
+            raise CheckpointError(f"{place} is a folder, whatever its name says: name a file in it")
         raise CheckpointError(f"no such file: {place}")
     with place.open("rb") as stream:
         start = stream.read(len(MAGIC))

@@ -21,6 +21,7 @@ CACHE_TYPES = {  # name -> ggml type number
     "q5_0": 6,
     "q5_1": 7,
 }
+WHOLE = ("f32", "f16", "bf16")  # not quantised
 FLASH = {"auto": -1, "off": 0, "on": 1}
 GpuLayers = int | Literal["auto", "all"]
 
@@ -85,6 +86,12 @@ class GgufOptions:
             if value is not None and value not in tuple(CACHE_TYPES):
                 known = ", ".join(CACHE_TYPES)
                 raise ConfigError(f"{name} must be one of {known}, got {value!r}")
+        for name in ("type_v", "draft_type_v"):
+            if self.flash_attn == "off" and (getattr(self, name) or "f16") not in WHOLE:
+                raise ConfigError(
+                    f"{name} {getattr(self, name)} needs flash attention, and flash_attn is off: "
+                    f"leave flash_attn out, or take {name} f16 (or f32, bf16)"
+                )
         for name in ("n_gpu_layers", "draft_n_gpu_layers"):
             gpu_layers(name, getattr(self, name))
 

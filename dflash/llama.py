@@ -19,7 +19,7 @@ from os import PathLike, fspath
 from typing import Any, Literal, SupportsIndex, cast
 
 from dflash import llama_lines as lines
-from dflash.checks import at_least, switch
+from dflash.checks import at_least, switch, whole_number
 from dflash.closing import Closing
 from dflash.config import MTP, NGRAM, NO_DRAFT, path_name
 from dflash.engine import Engine, load
@@ -258,7 +258,7 @@ def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:
             f"unknown option {unknown[0]!r}. Known: max_tokens, stop, {', '.join(SAMPLING)}"
         )
     asked = {SAMPLING[name]: value for name, value in given.items() if value is not None}
-    at_least(-LARGEST, "max_tokens", limit)
+    whole_number("max_tokens", limit)
     whole = limit is None or limit <= 0  # as far as the context goes
     return {"max_tokens": LARGEST if whole else limit, "stop": stop or (), **asked}
 

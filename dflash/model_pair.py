@@ -7,7 +7,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from dflash.config import MTP, LoadConfig
 from dflash.drafts.spec import DraftSpec
-from dflash.errors import CheckpointError
+from dflash.errors import CLOSED, CheckpointError, EngineClosed
 from dflash.hf_tokenizer import ModelTokenizer
 from dflash.target_facts import Target
 
@@ -89,8 +89,9 @@ class ModelPair(ABC, Generic[T, D]):
 
     @property
     def target(self) -> T:
-        """The loaded target."""
-        assert self._target is not None, "the pair is closed"
+        """The loaded target. Raises EngineClosed once the pair is closed."""
+        if self._target is None:
+            raise EngineClosed(CLOSED)
         return self._target
 
     @property

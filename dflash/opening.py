@@ -48,7 +48,7 @@ def pair_names(target: str | None, draft: str | None) -> tuple[str, str | None]:
 def _target_of(draft: str) -> str:
     """The target in the draft's config; that of a hub id is fetched to see it."""
     if _homes(draft) == ["toy"]:
-        raise ConfigError(f"draft {draft} is of the built-in fake: name its target, --model toy")
+        raise ConfigError(f"draft {draft} is of the built-in fake: name its target, target='toy'")
     place = Path(draft).expanduser()
     if not place.exists() and not is_hub_id(draft):
         raise CheckpointError(f"no such draft folder: {draft} (a hub id is written owner/name)")
@@ -57,14 +57,16 @@ def _target_of(draft: str) -> str:
         raise CheckpointError(f"{draft} is one file, not a draft folder; give a folder")
     name = _named_by_sidecar(place) if sidecar else _named_by_folder(draft, place)
     if name is None:
-        raise ConfigError(f"draft {draft} does not say which target it is for: name it (--model)")
+        raise ConfigError(
+            f"draft {draft} does not say which target it is for: name it (target=NAME)"
+        )
     from dflash.demo import HUB_ID
 
     if name == HUB_ID and not Path(name).exists():
         return DEMO
     if sidecar and not is_gguf(name):
         raise ConfigError(
-            f"draft {draft} was made for {name}: name that model's .gguf file (--model)"
+            f"draft {draft} was made for {name}: name that model's .gguf file (target=FILE)"
         )
     return name
 
@@ -103,9 +105,9 @@ def backend_of(config: LoadConfig) -> str:
         return "mlx" if first == "torch" and _prefers_mlx(config) else first
     if config.backend in BACKENDS.names() and config.backend not in both:
         named = config.target if config.backend not in target else model
-        hint = "Leave --backend out"
+        hint = "Leave backend out"
         if config.backend == "gguf" and named == model:
-            hint = f"Convert it ({_conversion(str(named))}), or use --draft ngram, or --draft none"
+            hint = f"Convert it ({_conversion(str(named))}), or use draft='ngram', or draft='none'"
         raise ConfigError(
             f"{named} is for the {' or '.join(both)} backend, not for {config.backend}. {hint}"
         )
@@ -137,7 +139,7 @@ def _insist_on_home(config: LoadConfig, backend: str) -> None:
             able = home in _homes(config.target) and home in _homes(_model_of(config) or "", True)
             raise ConfigError(
                 f"{what} for the {home} backend, and this pair runs on {backend}: leave {them} out"
-                + (f", or add --backend {home}" if able else "")
+                + (f", or add backend={home!r}" if able else "")
             )
 
 

@@ -472,9 +472,9 @@ def test_a_draft_that_cannot_be_loaded_is_an_error():
 
 def test_a_draft_without_a_target_must_name_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config(), "target_name": None}))
-    with pytest.raises(ConfigError, match=r"does not say which target.*--model"):
+    with pytest.raises(ConfigError, match=r"does not say which target.*target=NAME"):
         load(draft=str(tmp_path))
-    with pytest.raises(ConfigError, match="--model toy"):
+    with pytest.raises(ConfigError, match="target='toy'"):
         load(draft="toy:oracle")
 
 

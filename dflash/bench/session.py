@@ -19,6 +19,7 @@ from dflash.bench.rows import texts_of
 from dflash.bench.totals import add_up
 from dflash.bench.trial import Contestant, Course, Journal, Record, complete
 from dflash.bench.verdict import Verdict
+from dflash.blocks import insist_on_room
 from dflash.checks import counted, within
 from dflash.config import DraftTree
 from dflash.engine import Engine
@@ -110,6 +111,8 @@ def run(
     if native is None and not others:
         raise ConfigError("there is no draft to measure: name one (--draft)")
     blocks = local.block_sizes(native or 1, settings.blocks if native else ())
+    most = max(size for size in blocks.values() if isinstance(size, int))
+    insist_on_room("auto" if "auto" in blocks.values() else most, engine.pair, "block_sizes")
     facts = sheet.machine(settings.threads)  # before anything runs: how busy is the machine?
     pair = sheet.pair_sheet(engine.pair)
     names = {n: pair.get(n) for n in ("target", "draft", "runs_on_dtype", "runs_on_threads")}

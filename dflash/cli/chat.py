@@ -14,7 +14,7 @@ from dflash.checks import counted
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
-from dflash.cli.given import open_engine, settings_of, standard_input
+from dflash.cli.given import insist_on_block, open_engine, settings_of, standard_input
 from dflash.cli.groups import Given, flat, with_groups
 from dflash.cli.output import TextWriter, closing_line, error, note, status
 from dflash.errors import PromptError
@@ -63,6 +63,7 @@ def chat(
     given = {**flat(locals()), "no_chat_template": False}
     settings, typed = settings_of(given), standard_input()
     with open_engine(given) as engine:
+        insist_on_block(engine, settings)
         talk = Conversation(engine, settings, show_drafts)
         status(HELP)
         for line in _lines(typed):

@@ -67,7 +67,9 @@ def compare(
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     ignore_eos: o.IgnoreEos = False,
-    n_ctx: Annotated[int | None, typer.Option("--n-ctx", help="Context (gguf).")] = None,
+    n_ctx: Annotated[
+        int | None, typer.Option("--n-ctx", help="Context (gguf); default: as trained.")
+    ] = None,
     n_batch: Annotated[int, typer.Option("--n-batch", help="Rows a decode call (gguf).")] = 512,
     n_ubatch: Annotated[int, typer.Option("--n-ubatch", help="Rows at once (gguf).")] = 512,
     threads: o.Threads = None,

@@ -6,7 +6,7 @@ those that were, instead of ignoring them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -60,6 +60,14 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
     gguf = {name: value for name, value in given.items() if name != "draft_bits"}
     bits = {"draft_bits": given["draft_bits"]} if "draft_bits" in given else {}
     return {**bits, **({"gguf": gguf} if gguf else {})}
+
+
+def idle_layers(gguf: Mapping[str, Any], runs_on: Mapping[str, str]) -> Iterator[str]:
+    """What to say of layers that were to run on a GPU where there is none."""
+    for name in ("n_gpu_layers", "draft_n_gpu_layers"):
+        if gguf.get(name, "auto") not in (0, "auto") and runs_on["device"].startswith("cpu"):
+            flag = f"--{name.replace('_', '-')} {gguf[name]}"
+            yield f"{flag}: this build of llama.cpp has no GPU, so they run on the CPU"
 
 
 def _settled(values: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from dflash import env
-from dflash.cli.engine_flags import load_options
+from dflash.cli.engine_flags import idle_layers, load_options
 from dflash.cli.output import note
 from dflash.cli.text_options import shape
 from dflash.config import (
@@ -99,9 +99,19 @@ def open_engine(given: Mapping[str, Any]) -> Engine:
     if given.get("no_mtp", False):
         options["mtp"] = False
     engine = load(given["model"], given["draft"], **options)
+    for line in idle_layers(options.get("gguf") or {}, engine.pair.runs_on()):
+        note(line)
     if engine.pair.draft_name is None and given["draft"] is None:
         note("no draft for this target, so plain decoding: --draft names one")
     return engine
+
+
+def insist_on_block(engine: Engine, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError, before anything is said, where ``settings`` ask for too large blocks."""
+    from dflash.blocks import insist_on_room
+
+    options = {name: settings[name] for name in GenerateOptions.__annotations__ if name in settings}
+    insist_on_room(from_options(GenerateConfig, options).block, engine.pair)
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -43,4 +43,5 @@ def _place(name: str) -> str:
     """Where ``name`` is a keyword: anywhere if no word of English looks like it."""
     if "_" in name:
         return rf"(?<![\w./'\"-]){name}(?![\w/'\"-]|\.\w)"
-    return rf"(?:^|(?<= and )){name}(?= must | is empty| is not a setting| is the | and |:)"
+    begins = rf"(?:^|(?<= and )){name}(?= must | is empty| is not a setting| is the | and |:)"
+    return rf"{begins}|(?<=[Ll]eave ){name}(?= out)"

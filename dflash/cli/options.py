@@ -94,7 +94,15 @@ ForceDFlash = Annotated[
         help="Use a draft made for a target of another width: features are cut or filled up.",
     ),
 ]
-Threads = Annotated[int | None, pair_option("--threads", metavar="N", help="CPU threads.")]
+Threads = Annotated[
+    int | None,
+    pair_option(
+        "--threads",
+        metavar="N",
+        help="CPU threads. Default: all that the process may use; with torch, what torch takes "
+        "(OMP_NUM_THREADS).",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, pair_option("--trust-remote-code", help="Run Python code that comes with the target.")
 ]

@@ -38,6 +38,7 @@ def sweep(
     from dflash.bench import sweep as halving
     from dflash.bench.arms import engine_arm
     from dflash.bench.lock import config_of
+    from dflash.blocks import insist_on_room
 
     conversations = f.conversations(given)
     with open_engine({**given, "no_profile": True}) as engine:
@@ -57,6 +58,7 @@ def sweep(
                 f"no block size to compare with plain decoding: the draft's own is {native}, so "
                 f"name some from 2 to {native} (--block-sizes)"
             )
+        insist_on_room(sizes[-1], engine.pair, "block_sizes")
         arms = {size: engine_arm(engine, size) for size in sizes}
         asks = [engine.encode(c.turns[0]) for c in conversations]
         status(f"block sizes {', '.join(map(str, sizes))}, up to {seconds:.0f} s ...")

@@ -14,7 +14,7 @@ from dflash.checks import counted
 from dflash.cli import engine_flags as e
 from dflash.cli import options as o
 from dflash.cli import text_options as t
-from dflash.cli.given import open_engine, settings_of
+from dflash.cli.given import insist_on_block, open_engine, settings_of
 from dflash.cli.groups import Given, flat, was_given, with_groups
 from dflash.cli.output import emit_json, note, status
 from dflash.errors import ConfigError
@@ -130,6 +130,7 @@ def _insist_on_draft(engine: Engine, settings: dict[str, Any]) -> None:
     free = settings["block_size"] is None and settings["draft_tokens"] is None
     if free and settings["draft_tree"] != "auto":
         settings["block_size"] = engine.pair.draft_block_size
+    insist_on_block(engine, settings)
 
 
 def _compare(

@@ -86,7 +86,7 @@ def convert(
         trial = compare(
             Side(before, _runnable(place, found)),
             Side(after, _runnable(made, to)),
-            stored if stored in gguf.QUANTISED else None,
+            stored,
         )
         if goal.is_dir():
             goal.rmdir()  # it is empty: _check saw to it

@@ -30,9 +30,15 @@ SAID = ("default_block_size", "target_name", "tokenizer_digest", "num_target_lay
 """Fields of what a config says beside the arithmetic: `known.told` has them, and more."""
 NOT_FORWARD = frozenset({"max_position_embeddings"})
 """Fields that no forward pass reads: where a format has no place for one, that is told."""
-ROUNDED = {"Q8_0": 1 / 200, "Q4_0": 1 / 7}
-"""Most that a stored type moves a number, as a share of the largest one of its row."""
-LEAST_SCALE = 1e-5  # rows of smaller numbers may be lost whole: float16 has no scale for them
+TINY = 1e-5  # rows of smaller numbers may be lost whole: float16 has no scale for them
+ROUNDED = {
+    "Q8_0": (1 / 200, TINY),
+    "Q4_0": (1 / 7, TINY),
+    "F16": (2.0**-11, 2.0**-14),  # below that its steps do not get finer
+    "BF16": (2.0**-8, 2.0**-126),
+}
+"""Most that a stored type moves a number, as a share of the largest one of its row, and what counts
+as the largest one where all are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +63,12 @@ class Side:
 def compare(before: Side, after: Side, rounded: str | None = None) -> Trial:
     """Compare ``after`` with ``before``, as the source has it.
 
-    Where ``rounded`` names a quantised type, numbers may differ by what that type rounds, and the
-    states by what comes of it: that is reported. Raises WeightsError when they are not the same
-    draft.
+    Where ``rounded`` names the type asked for, numbers may differ by what that type rounds, and the
+    states by what comes of it: that is reported, unless it kept every bit. Raises WeightsError when
+    they are not the same draft.
     """
     lost = _lost(before.draft, after.draft)
+    rounded = rounded if rounded in ROUNDED and _moved(before.draft, after.draft) else None
     _same_numbers(before.draft, after.draft, rounded)
     backend = _runner(before.draft.kind)
     if backend is None:
@@ -129,21 +136,34 @@ def _same_numbers(before: Draft, after: Draft, rounded: str | None) -> None:
         if rounded is None:
             raise WeightsError(
                 f"{name} changed on its way: {tensor.dtype} does not fit into what was asked for. "
-                "Nothing was kept: leave out --stored, or take Q8_0 or Q4_0, which round"
+                "Nothing was kept: leave out --stored, or take a type that rounds "
+                f"({', '.join(ROUNDED)})"
             )
-        if not _near(tensor, found, ROUNDED[rounded]):
+        if not np.isfinite(found.floats()).all():
+            most = float(np.abs(tensor.floats()).max())
+            raise WeightsError(
+                f"{name} has numbers of up to {most:g}, which {rounded} cannot hold. Nothing was "
+                "kept: store it as F32, BF16 or Q8_0, or leave --stored out"
+            )
+        if not _near(tensor, found, *ROUNDED[rounded]):
             raise WeightsError(
                 f"{name} changed by more than {rounded} rounds. Nothing was kept; please report "
                 "this"
             )
 
 
-def _near(before: Tensor, after: Tensor, share: float) -> bool:
+def _moved(before: Draft, after: Draft) -> bool:
+    """Whether a tensor of both has other bits than it had."""
+    both = before.tensors.keys() & after.tensors.keys()
+    return not all(before.tensors[name].equals(after.tensors[name]) for name in both)
+
+
+def _near(before: Tensor, after: Tensor, share: float, least: float) -> bool:
     if before.shape != after.shape or len(before.shape) != 2:
         return False
     one, two = before.floats(), after.floats()
     most = np.abs(one).max(axis=-1, keepdims=True)
-    return bool((np.abs(one - two) <= np.maximum(most, LEAST_SCALE) * share).all())
+    return bool((np.abs(one - two) <= np.maximum(most, least) * share).all())
 
 
 def _runner(kind: str) -> str | None:

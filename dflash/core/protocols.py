@@ -106,6 +106,8 @@ class Tokenizer(Protocol):
 class Pair(Protocol):
     """A target and its draft, opened by one backend; makes the sessions of a request.
 
+    One whose passes have room for so many rows and no more says so as ``most_rows``.
+
     Sessions are independent of each other, so a pair may serve several at a time as far as its
     backend allows. The pair owns the weights: close sessions first, then the pair.
     """

@@ -34,7 +34,7 @@ def build_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> lis
         raise ConfigError(
             f"a target of {num_target_layers} layers is too shallow for the tap formula "
             f"({num_draft_layers} taps between layer 1 and layer {num_target_layers - 3}); "
-            "name the layers yourself, for instance --taps 0,1"
+            "name the layers yourself, for instance taps=0,1"
         )
     return [round(1 + i * span / (num_draft_layers - 1)) for i in range(num_draft_layers)]
 

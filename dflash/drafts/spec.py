@@ -198,7 +198,7 @@ def _taps(keys: Keys, asked: Taps, target_layers: int | None) -> tuple[int, ...]
                 "--taps auto; else name the layers it was trained on, for instance --taps 1,8,15"
             )
         if not formula:
-            raise ConfigError("--taps auto needs num_target_layers in the draft's config.json")
+            raise ConfigError("taps='auto' needs num_target_layers in the draft's config.json")
         ids = formula
     whole = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
     if not whole or min(ids) < 0 or len(set(ids)) < len(ids):

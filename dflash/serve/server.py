@@ -53,9 +53,9 @@ class Server:
     no_draft: str | None = None  # why there is no draft although one was asked for
 
     def __post_init__(self) -> None:
-        """Nothing runs yet. Raises ConfigError for trees that the pair cannot judge."""
+        """Nothing runs yet. Raises ConfigError for blocks or trees that the pair cannot judge."""
         if self.no_draft is None:
-            choose(None, self.engine.pair, tree=self.config.draft_tree)
+            choose(self._block(None)[0], self.engine.pair, tree=self.config.draft_tree)
         self.worker = worker = Worker(self.config.most_running, self.config.most_waiting)
         self.spelling = Spelling(self.engine.pair.tokenizer)
         self.created = int(time.time())

@@ -573,7 +573,7 @@ def test_no_backend_is_named_that_the_draft_cannot_run_on() -> None:
     with pytest.raises(ConfigError) as alone:
         open_by_name(LoadConfig("x.gguf", "draft.gguf", weights="int8"))
     assert str(alone.value).endswith("this pair runs on gguf: leave them out")
-    with pytest.raises(ConfigError, match="leave them out, or add --backend torch"):
+    with pytest.raises(ConfigError, match="leave them out, or add backend='torch'"):
         open_by_name(LoadConfig("x.gguf", "ngram", backend="gguf", weights="int8"))
 
 

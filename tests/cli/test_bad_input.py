@@ -57,6 +57,8 @@ def test_a_draft_that_is_not_there(target, tmp_path):
     gone = tmp_path / "gone"
     refused("--model", target, "--draft", gone, says="no such draft folder")
     (tmp_path / "model.safetensors").write_bytes(b"\xff")
+    (tmp_path / "folder.gguf").mkdir()
+    refused("--model", tmp_path / "folder.gguf", says="folder.gguf is a folder")
     refused("--draft", tmp_path / "model.safetensors", says="one file, not a draft folder")
 
 

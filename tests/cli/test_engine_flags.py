@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from dflash.cli import app
 from dflash.cli.engine_flags import FLAGS
+from dflash.gguf_options import GgufOptions
 from tests.cli.running import run
 
 COMMANDS = ("generate", "chat", "serve", "bench", "sweep", "verify", "doctor")
@@ -42,6 +43,11 @@ def test_every_command_that_opens_a_pair_has_them(name: str) -> None:
         (("--n-gpu-layers", "some"), '--n-gpu-layers must be a number of layers, "auto" or "all"'),
         (("--cache-type-k", "f17"), "--cache-type-k must be one of f32"),
         (("--flash-attn", "perhaps"), "--flash-attn must be auto, on or off"),
+        (
+            ("--cache-type-v", "q8_0", "--flash-attn", "off"),
+            "--cache-type-v q8_0 needs flash attention, and --flash-attn is off: leave "
+            "--flash-attn out, or take --cache-type-v f16",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(flags: tuple[Any, ...], words: str) -> None:
@@ -63,6 +69,18 @@ def test_llama_cpp_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     target = write_gguf(tmp_path / "target.gguf", tiny_target("llama"), tiny_tokenizer())
     odd = run("generate", "hi", "--model", target, "--backend", "gguf", "--cache-type-v", "q8_0")
     assert odd.code == 2 and "does not divide" in odd.err
+    monkeypatch.setattr(GgufOptions, "__post_init__", lambda _: None)  # as if it did not know
+    odd = run(
+        *("generate", "hi", "--model", target, "--backend", "gguf"),
+        *("--cache-type-v", "q8_0", "--flash-attn", "off"),
+    )
+    assert odd.code == 2 and "fewer layers" not in odd.err
+    monkeypatch.undo()
+    for layers in ("all", 3):
+        words = ("generate", "hi", "--model", target, "--draft", "ngram", "--no-chat-template")
+        asked = run(*words, "--max-tokens", 2, "--threads", 1, "--n-gpu-layers", layers)
+        line = f"--n-gpu-layers {layers}: this build of llama.cpp has no GPU, so they run on the"
+        assert asked.code == 0 and asked.err.count(line) == (not ours.llama_supports_gpu_offload())
     told: list[Any] = []
     params = Settings.params
 

@@ -64,6 +64,8 @@ def test_the_object_of_json_says_the_same() -> None:
         ("give max_tokens=4, or leave out top_p.", "give --max-tokens 4, or leave out --top-p."),
         ("top_p=\"auto\" and max_tokens='x'", "--top-p auto and --max-tokens x"),
         ("seed must be below 9", "--seed must be below 9"),
+        ("for torch. Leave seed out", "for torch. Leave --seed out"),
+        ("leave seed out, or add top_p='auto'", "leave --seed out, or add --top-p auto"),
         ("regex and seed: one of them", "--regex and --seed: one of them"),
     ],
 )
@@ -80,6 +82,7 @@ def test_keywords_become_flags(text: str, shown: str) -> None:
         "max_tokens.json is no folder",
         "min_max_tokens is another word",
         "the text held to a regex, whose seed is 3",
+        "they leave seed alone",
     ],
 )
 def test_what_is_somebodys_own_stays(text: str) -> None:

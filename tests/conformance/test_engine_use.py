@@ -71,8 +71,14 @@ def test_closing_during_a_stream_raises_one_documented_error(backend: Backend) -
     engine.close()
     with pytest.raises(EngineClosed):
         deque(stream, maxlen=0)
-    with pytest.raises(EngineClosed):
-        engine.generate(PROMPTS[0])
+    for call in (
+        lambda: engine.generate(PROMPTS[0]),
+        lambda: engine.stream(PROMPTS[0]),
+        lambda: engine.encode("text", chat_template=False),
+        lambda: engine.keep(1, 1),
+    ):
+        with pytest.raises(EngineClosed, match="load a new one"):
+            call()
     engine.close()
     with Engine(Scripted(backend, SOMETIMES)) as fresh:
         assert ids_of(fresh, PROMPTS[0]) == backend.plain.run(request(PROMPTS[0], 16))[0]

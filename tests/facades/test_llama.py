@@ -284,6 +284,7 @@ def test_a_type_that_is_none_is_one_value_error() -> None:
         ({"ctx_checkpoints": -1}, "ctx_checkpoints must be"),
         ({"flash_attn": "on"}, "flash_attn must be True or False"),
         ({"flash_attn": []}, "flash_attn must be True or False"),
+        ({"flash_attn": False, "type_v": 8}, "type_v q8_0 needs flash attention, and flash_attn"),
         ({"type_k": ["f16"]}, "type_k must be one of"),
         ({"speculative": "dflash"}, "speculative must be a SpecConfig"),
         ({"model_path": 3}, "model_path must be a path"),
@@ -389,3 +390,10 @@ def test_types_have_numbers_names_and_questions() -> None:
     assert SpeculativeType.DRAFT_EAGLE3.is_eagle3()
     with pytest.raises(ValueError, match="Unknown speculative type"):
         SpeculativeType.from_str("medusa")
+
+
+@pytest.mark.parametrize("limit", [5.0, "5", True])
+def test_a_limit_is_a_whole_number(limit: Any, files: dict[str, str]) -> None:
+    with llama(files, None) as model, pytest.raises(ConfigError) as problem:
+        model("Once", max_tokens=limit)
+    assert str(problem.value) == f"max_tokens must be a whole number, got {limit!r}"

@@ -49,12 +49,13 @@ class _Lent:
 
     def __init__(self, settings: Settings, target: Model, file: Sidecar | EagleFile) -> None:
         self._settings, self._file, self._target = settings, file, target
-        self._limits = _limits(settings, file.block_size)  # before anything is loaded
+        self.block_size = min(file.block_size, OUTPUTS)
+        self._limits = _limits(settings, self.block_size)  # before anything is loaded
         self._model = settings.draft(file.header.path)
         params = settings.params(SMALL)
         params.n_batch = params.n_ubatch = SMALL
         self._lender = Context(target, params)
-        self.block_size, self.bytes = file.block_size, self._model.bytes
+        self.bytes = self._model.bytes
 
     def taps(self, architecture: str, width: int) -> Taps:
         """Inputs of the layers that the file names."""
@@ -78,7 +79,7 @@ class SidecarDrafter(_Lent):
     def _context(self, capacity: int) -> Context:
         sidecar = self._file
         # logits of a whole batch are reserved, so a small one; a block is computed at once
-        params = self._settings.draft_params(capacity, max(DRAFT_BATCH, sidecar.block_size))
+        params = self._settings.draft_params(capacity, DRAFT_BATCH)
         params.ctx_other = self._lender.handle
         width = len(sidecar.taps) * self._target.width
         context = Context(self._model, params, width=width)

@@ -45,6 +45,6 @@ def insist_on_heads(target: Header) -> None:
     """Raise ConfigError where heads were asked for and cannot draft."""
     if why := why_no_heads(target):
         raise ConfigError(
-            f"{why}. Use --draft ngram or a sidecar, llama.cpp's own server (dflash serve --engine "
-            "llama-server), or the unquantised target (--backend torch)"
+            f"{why}. Use draft='ngram' or a sidecar, llama.cpp's own server (dflash serve --engine "
+            "llama-server), or the unquantised target (backend='torch')"
         )

@@ -1,7 +1,8 @@
 """Models and contexts of llama.cpp as objects: numpy in, numpy out, freed with their owner.
 
 A context is the state of one sequence. What llama.cpp would answer with an abort of the whole
-process (more output rows than reserved, positions past the end) is an assertion here.
+process (more output rows than reserved, positions past the end) is an assertion here. What is freed
+has no pointer any more: asking it for one raises EngineClosed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,40 @@ from numpy.typing import NDArray
 
 from dflash.backends.gguf.layout import Batch
 from dflash.backends.gguf.library import Library
-from dflash.errors import CheckpointError, ConfigError, OutOfMemory
+from dflash.errors import (
+    CLOSED,
+    CheckpointError,
+    ConfigError,
+    DFlashError,
+    EngineClosed,
+    OutOfMemory,
+)
 
 Floats = NDArray[np.float32]
 Array = NDArray[Any]
 OUTPUTS = 64  # most rows of a pass whose logits are wanted
 MULTI_SECTION = (8, 40)  # rope types whose feature rows have four positions (M-RoPE)
+POINTERS = ("handle", "vocab", "memory")
 FULL = "the context is full: start with a larger n_ctx, or a shorter prompt"
 
 
-class Model:
+class Owner:
+    """What holds pointers into llama.cpp, until it frees them."""
+
+    _free: Callable[[], object]
+
+    def __getattr__(self, name: str) -> Any:
+        """Only asked for what is not there. Raises EngineClosed for a pointer that was freed."""
+        raise EngineClosed(CLOSED) if name in POINTERS else AttributeError(name)
+
+    def close(self) -> None:
+        """Free it; idempotent. Contexts are closed before their models."""
+        for name in POINTERS:
+            self.__dict__.pop(name, None)
+        self._free()
+
+
+class Model(Owner):
     """Weights and vocabulary of one GGUF file."""
 
     order = 1  # of freeing
@@ -57,6 +83,7 @@ class Model:
         self._free = weakref.finalize(self, library.llama_model_free, self.handle)
         self._free.atexit = False  # the library sees to that
         library.owners.add(self)
+        self.lock = RLock()  # whoever reads the vocabulary holds it, so that nobody frees it then
         self.vocab = ctypes.c_void_p(library.llama_model_get_vocab(self.handle))
         self.vocab_size = int(library.llama_vocab_n_tokens(self.vocab))
         self.width = int(library.llama_model_n_embd(self.handle))
@@ -70,11 +97,12 @@ class Model:
         )
 
     def close(self) -> None:
-        """Free the weights; idempotent. Contexts are closed first."""
-        self._free()
+        """Free the weights, once nobody reads the vocabulary; idempotent."""
+        with self.lock:
+            super().close()
 
 
-class Context:
+class Context(Owner):
     """One sequence of ``model``: its cache, and the buffers of its calls."""
 
     order = 0
@@ -91,13 +119,8 @@ class Context:
         params.n_outputs_max_per_seq = params.n_outputs_max
         errors = library.listen()
         handle = library.llama_init_from_model(model.handle, params)
-        if not handle and "cache type" in (told := _told(errors)):
-            raise ConfigError(f"{told}. The formats f16 and f32 work for every model")
         if not handle:
-            raise OutOfMemory(
-                f"llama.cpp cannot make a context of {params.n_ctx} tokens: {_told(errors)}. "
-                "A smaller context, or fewer layers on the GPU, needs less"
-            )
+            raise _no_context(_told(errors), params.n_ctx)
         self.model, self.library, self.handle = model, library, ctypes.c_void_p(handle)
         # the finaliser holds the model too: whatever goes first, weights outlive their contexts
         self._free = weakref.finalize(self, _free, library, self.handle, model)
@@ -239,10 +262,6 @@ class Context:
         )
         assert taken == state.nbytes, "a cache was saved that does not fit here"
 
-    def close(self) -> None:
-        """Free it; idempotent."""
-        self._free()
-
 
 def _free(library: Library, handle: Any, _: Model) -> None:
     library.llama_free(handle)
@@ -261,6 +280,16 @@ def rows_at(address: int | None, rows: int, width: int) -> Floats:
     block = (ctypes.c_float * (rows * width)).from_address(address)
     found: Floats = np.frombuffer(memoryview(block), np.float32).reshape(rows, width)
     return found
+
+
+def _no_context(told: str, size: int) -> DFlashError:
+    """Why there is no context of ``size`` tokens, by what llama.cpp ``told``."""
+    if "cache type" in told or "V cache" in told:
+        return ConfigError(f"{told}. For cached values f16 and f32 work with every model")
+    return OutOfMemory(
+        f"llama.cpp cannot make a context of {size} tokens: {told}. "
+        "A smaller context, or fewer layers on the GPU, needs less"
+    )
 
 
 def _told(errors: list[str]) -> str:

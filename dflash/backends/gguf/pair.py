@@ -60,6 +60,7 @@ class GgufPair:
         )
         self.draft_block_size = None if self._drafter is None else self._drafter.block_size
         self.default_block_size = None
+        self.most_rows = load.gguf.n_batch  # of one pass, anchor included
 
     @classmethod
     def open(cls, load: LoadConfig) -> Self:
@@ -77,7 +78,7 @@ class GgufPair:
         if load.device not in (None, "cpu") and not library().llama_supports_gpu_offload():
             raise ConfigError(
                 f"device {load.device} was asked for, and this build of llama.cpp has no GPU in "
-                "it: leave --device out, or install one that was built for it"
+                "it: leave device out, or install one that was built for it"
             )
         header = read_header(load.target)
         check_target(header)

@@ -18,7 +18,10 @@ PIECE = 256  # bytes of the longest token; longer ones ask again
 
 
 class GgufTokenizer:
-    """The ``Tokenizer`` protocol over the vocabulary of a model."""
+    """The ``Tokenizer`` protocol over the vocabulary of a model.
+
+    Everything raises EngineClosed once the model is closed, also what was looked up before.
+    """
 
     joins_bytes = True
 
@@ -45,9 +48,10 @@ class GgufTokenizer:
         size = len(raw) + 8
         while True:
             ids = (ctypes.c_int32 * size)()
-            count = self._library.llama_tokenize(
-                self._model.vocab, raw, len(raw), ids, size, False, True
-            )
+            with self._model.lock:
+                count = self._library.llama_tokenize(
+                    self._model.vocab, raw, len(raw), ids, size, False, True
+                )
             if count >= 0:
                 return list(ids[:count])
             size = -count
@@ -57,13 +61,19 @@ class GgufTokenizer:
 
         Raises IndexError for what is no token.
         """
+        self._check_open()
         if len(ids) == 1:  # a plain step's
             return self._texts[ids[0]]
         return b"".join(map(self._words.__getitem__, ids)).decode(errors="replace")
 
-    @cached_property
+    @property
     def vocabulary(self) -> tuple[bytes, ...]:
         """What each token prints; control tokens print nothing."""
+        self._check_open()
+        return self._pieces
+
+    @cached_property
+    def _pieces(self) -> tuple[bytes, ...]:
         return tuple(self._piece(token) for token in range(self._model.vocab_size))
 
     def __len__(self) -> int:
@@ -75,6 +85,7 @@ class GgufTokenizer:
     ) -> str:
         """Messages as the file's template writes them. Raises jinja2.TemplateError, and
         MissingBackend without jinja2."""
+        self._check_open()
         text: str = self._template.render(
             messages=messages, add_generation_prompt=add_generation_prompt, **self._names
         )
@@ -101,6 +112,9 @@ class GgufTokenizer:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         return environment.from_string(self.chat_template or "")
 
+    def _check_open(self) -> None:
+        _ = self._model.vocab  # raises
+
     def _word(self, token: int) -> bytes:
         return self._piece(range(self._model.vocab_size)[token])  # llama.cpp aborts at others
 
@@ -110,9 +124,10 @@ class GgufTokenizer:
         size = PIECE
         while True:
             text = ctypes.create_string_buffer(size)
-            count = self._library.llama_token_to_piece(
-                self._model.vocab, token, text, size, 0, False
-            )
+            with self._model.lock:
+                count = self._library.llama_token_to_piece(
+                    self._model.vocab, token, text, size, 0, False
+                )
             if count >= 0:
                 return text.raw[:count]
             size = -count

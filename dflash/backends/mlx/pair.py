@@ -42,7 +42,7 @@ class MlxPair(ModelPair[LoadedTarget, LoadedDraft]):
         """Load both models as ``load`` says."""
         _pick_device(load.device)
         if load.force_dflash:
-            raise ConfigError("force_dflash is the torch backend's: add --backend torch")
+            raise ConfigError("force_dflash is the torch backend's: add backend='torch'")
         if load.weights is not None:
             raise ConfigError(
                 "weights is the torch backend's: MLX reads models that mlx_lm.convert quantised"
@@ -110,5 +110,5 @@ def _pick_device(name: str | None) -> None:
         return
     kinds = {"cpu": mx.cpu, "gpu": mx.gpu, "mps": mx.gpu}
     if name not in kinds or (kinds[name] == mx.gpu and not mx.metal.is_available()):
-        raise ConfigError(f"the mlx backend has no device {name!r} here; --device cpu always works")
+        raise ConfigError(f"the mlx backend has no device {name!r} here; device='cpu' always works")
     mx.set_default_device(mx.Device(kinds[name]))

@@ -228,7 +228,7 @@ def pick_device(device: str | None) -> torch.device:
     if not available.get(chosen.type, False):
         build = chosen.type == "cuda" and torch.version.cuda is None
         why = f" (torch {torch.__version__} was built without CUDA)" if build else ""
-        raise ConfigError(f"device {device!r} is not available here{why}. Use --device cpu")
+        raise ConfigError(f"device {device!r} is not available here{why}. Use device='cpu'")
     return chosen
 
 

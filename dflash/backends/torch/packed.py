@@ -203,7 +203,7 @@ def pack_model(model: Any, look: Look | None = None, weights: str | None = None)
     dtype, device = weight.dtype, weight.device
     reason = why_not_narrow(weights, dtype, device) if weights else _why_not(dtype, device, _pack)
     if reason and weights:
-        raise ConfigError(f"--weights {weights} cannot be had on this {device.type}: {reason}")
+        raise ConfigError(f"weights={weights!r} cannot be had on this {device.type}: {reason}")
     if reason:
         return PackReport(reason=reason)
     del weight  # each original is freed as soon as its copy stands

@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 from dflash.convert.gguf.read import config_of, read, tables_in
-from dflash.convert.gguf.write import QUANTISED, STORED, settled, write, write_sidecar
+from dflash.convert.gguf.write import STORED, settled, write, write_sidecar
 
 __all__ = [
-    "QUANTISED",
     "STORED",
     "config_of",
     "read",

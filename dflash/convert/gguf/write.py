@@ -25,8 +25,7 @@ from dflash.errors import CheckpointError, ConfigError, MissingBackend
 from dflash.gguf_file import KEPT, Header, read_header
 
 HEAD = "lm_head.weight"
-QUANTISED = ("Q8_0", "Q4_0")
-STORED = ("F32", "F16", "BF16", *QUANTISED)
+STORED = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 
 
 def settled(draft: Draft, target: str | Path) -> Draft:
@@ -166,5 +165,6 @@ def _add_tensor(writer: Any, name: str | None, values: Array, stored: str) -> No
     elif values.shape[-1] % block:  # rows that no block fits into
         writer.add_tensor(name, np.ascontiguousarray(values, np.float16))
     else:
-        packed = gguf.quantize(np.ascontiguousarray(values, np.float32), kind)
+        with np.errstate(over="ignore"):  # what overflows is seen by whoever compares
+            packed = gguf.quantize(np.ascontiguousarray(values, np.float32), kind)
         writer.add_tensor(name, packed, raw_dtype=kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
+from dflash.blocks import insist_on_room
 from dflash.config import NO_DRAFT, split_draft
 from dflash.doctor.measured import cost
 from dflash.doctor.measured.causality import other_causality
@@ -77,6 +78,7 @@ def examine(
 
 
 def _run(engine: Engine, probe: Probe, texts: Sequence[str], tokens: int, say: Say) -> Report:
+    insist_on_room(engine.pair.draft_block_size, engine.pair, hint="")
     findings = probe.findings()
     try:
         patient = admit(

@@ -95,11 +95,12 @@ def measure(
     survival: Sequence[float],
     watch: Callable[[int, int], None] = lambda *_: None,
 ) -> Cost:
-    """Time blocks up to the draft's native size, continuing ``prompt``.
+    """Time blocks up to the draft's native size, as far as a pass has room, after ``prompt``.
 
     ``watch`` hears run and block size of each.
     """
     native = pair.draft_block_size or 1
+    native = min(native, getattr(pair, "most_rows", native))
     sizes = [size for size in dict.fromkeys((*SIZES, native)) if size <= native]
     free: dict[int, list[list[int]]] = {size: [] for size in sizes}
     real: dict[int, list[int]] = {size: [] for size in sizes if size > 1}
