@@ -32,7 +32,7 @@ class Advice:
     def sentence(self) -> str:
         """The line."""
         if self.speedup is None:
-            return "no recommendation: no speed-up could be measured (see the notes of the rows)"
+            return "no recommendation: no speed-up could be measured (see the notes)"
         auto = "" if self.auto is None else f"; auto reaches {self.auto:.2f}x"
         if self.block_size == 1:
             return f"use plain decoding (block 1): no fixed block is faster here{auto}"

@@ -162,18 +162,22 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit_json(found)
         return
-    from rich.console import Console
+    measured = any(row["totals"]["requests"] for row in found["rows"])
+    if measured:
+        from rich.console import Console
 
-    from dflash.bench.table import arms_table
+        from dflash.bench.table import arms_table
 
-    Console().print(arms_table(found))
-    for line in _lines(found):
+        Console().print(arms_table(found))
+    for line in _lines(found, found["rows"] if measured else ()):
         typer.echo(line)
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    yield "committed: tokens a round, over all rounds; macro: the mean of each text's own"
-    for row in found["rows"]:
+def _lines(found: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Notes on ``rows``, those of the table above, if there is one; then on the run."""
+    if rows:
+        yield "committed: tokens a round, over all rounds; macro: the mean of each text's own"
+    for row in rows:
         if row["refused"]:
             yield f"{row['arm']}: no speed-up shown: {row['refused']}"
         elif row["left_out"]:

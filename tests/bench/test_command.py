@@ -207,6 +207,7 @@ def test_a_run_ends_in_time_and_only_what_is_complete_counts(
     if not whole:
         assert found["verdict"] is None, "nothing was compared"
         assert "no recommendation" in done.out
+        assert len(done.out.splitlines()) <= 3, "no table of nothing, no line for each of its rows"
 
 
 def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(
