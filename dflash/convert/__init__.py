@@ -143,17 +143,18 @@ def _narrowed(draft: Draft, source: Draft) -> Draft:
 
 def _check(to: str, goal: Path, target: Path | None, stored: str | None) -> None:
     if to not in FORMATS:
-        meant = f" For {to} say --to {MEANT[to]}." if to in MEANT else ""
+        meant = f" For {to} say to={MEANT[to]!r}." if to in MEANT else ""
         raise ConfigError(f"unknown format {to!r}. Known: {', '.join(FORMATS)}.{meant}")
     if to == "gguf" and (target is None or not is_gguf(target.name)):
         raise ConfigError(
-            "a GGUF sidecar carries its target's tokenizer: name the target's .gguf file (--target)"
+            "a GGUF sidecar carries its target's tokenizer: name the target's .gguf file "
+            "(target=FILE)"
         )
     if to == "gguf" and not is_gguf(goal.name):
         raise ConfigError(f"a sidecar is one file: name it with .gguf at the end, not {goal}")
     if stored is not None and (to != "gguf" or stored not in gguf.STORED):
         raise ConfigError(
-            f"--stored is for --to gguf and one of {', '.join(gguf.STORED)}, got {stored!r}"
+            f"stored={stored!r}: a type is for to='gguf', and one of {', '.join(gguf.STORED)}"
         )
     if goal.exists() and (not goal.is_dir() or any(goal.iterdir())):
         raise ConfigError(f"{goal} exists already: name a place that is free")

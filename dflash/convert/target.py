@@ -57,7 +57,7 @@ def _unfitted(draft: Draft, to: str, asks: list[str]) -> Draft:
     if to == "mlx":
         raise ConfigError(
             f"upstream's MLX reader refuses this draft as it is: {', '.join(_asked(asks))}. Name "
-            "its target (--target FOLDER|GGUF)"
+            "its target (target=FOLDER|GGUF)"
         )
     if DEPTH not in asks:
         return draft

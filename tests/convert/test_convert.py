@@ -141,7 +141,7 @@ def test_the_targets_tables_come_along_and_are_left_out_again(tmp_path: Path) ->
         assert back.notes == (
             "left out, as they are the target's: embed_tokens.weight, lm_head.weight",
         )
-    with pytest.raises(ConfigError, match=r"refuses this draft.*embed_tokens.weight.*--target"):
+    with pytest.raises(ConfigError, match=r"refuses this draft.*embed_tokens.weight.*target=FOLDER"):
         convert(tmp_path / "there", "mlx", tmp_path / "without")
 
 
@@ -160,7 +160,7 @@ def test_the_targets_depth_is_written_where_a_draft_does_not_say_it(tmp_path: Pa
     keys = {key: value for key, value in config().items() if key != "num_target_layers"}
     source = save(tmp_path / "source", keys, v1_tensors())
     target = save(tmp_path / "target", TARGET, {})
-    with pytest.raises(ConfigError, match=r"no num_target_layers.*--target"):
+    with pytest.raises(ConfigError, match=r"no num_target_layers.*target=FOLDER"):
         convert(source, "mlx", tmp_path / "mlx")
     silent = convert(source, "hf", tmp_path / "silent")
     assert any("num_target_layers" in note for note in silent.notes)
