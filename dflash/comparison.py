@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dflash.blocks import choose
 from dflash.config import MTP, NGRAM, NO_DRAFT, split_draft
 from dflash.core.stats import Stats
 from dflash.drafts.spec import read_spec
@@ -70,6 +71,7 @@ class Comparison:
     prompt_tokens: int
     arms: tuple[Arm, ...]
     draft_tree: int = 0  # nodes of a round's tree; 0 = chains
+    clamped_from: tuple[int, ...] = ()  # drafts a round asked for, more than the draft proposes
 
     @property
     def same(self) -> bool:
@@ -91,7 +93,8 @@ def kind_of_draft(draft: str | None) -> tuple[str, int]:
     if is_gguf(draft):
         header = read_header(draft)
         top_k = int(header.own("selector_top_k", 0))
-        kind = "dspark" if "markov_w1.weight" in header.tensors else header.architecture
+        last = "markov_w1.weight" in header.tensors or header.own("sample_from_anchor")
+        kind = "dspark" if last else header.architecture
         return ("dflash2" if top_k and kind == "dflash" else kind), top_k
     if not Path(draft).expanduser().exists():
         return "dflash", 0  # a hub id, or the toy's: opening it will tell
@@ -139,12 +142,16 @@ def compare(
     """Run ordinary decoding and one arm for each number of drafts, in turn.
 
     Prompt, seed, temperature and stopping rules are the same for every arm. Drafts above the
-    native block are clamped, and the arm says so by its ``draft_tokens``. ``kind`` is what
+    native block are clamped, which ``note`` and ``clamped_from`` say. ``kind`` is what
     `kind_of_draft` says.
     """
     pair = engine.pair
+    choose(1, pair, tree=trial.draft_tree)  # refused now, and not after the ordinary arm
     most = (pair.draft_block_size or 1) - 1
     wanted = [0, *dict.fromkeys(min(size, most) for size in trial.sizes if min(size, most) > 0)]
+    clamped = tuple(dict.fromkeys(size for size in trial.sizes if size > most))
+    if clamped:
+        note(f"this draft proposes {most} at most: {', '.join(map(str, clamped))} run as {most}")
     found: dict[int, list[Generation]] = {size: [] for size in wanted}
     for size in wanted:
         note(f"warming up with {size} drafts")
@@ -166,6 +173,7 @@ def compare(
         prompt_tokens=plain[0].stats.prompt_tokens,
         arms=tuple(_arm(size, found[size], plain[0], rate) for size in wanted),
         draft_tree=trial.draft_tree,
+        clamped_from=clamped,
     )
 
 

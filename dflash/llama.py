@@ -13,40 +13,35 @@ DFlash or DFlash2. There is no loop in this file: the engine has it.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from os import PathLike, fspath
 from typing import Any, Literal, SupportsIndex, cast
 
 from dflash import llama_lines as lines
-from dflash.checks import at_least, switch, whole_number
+from dflash.checks import at_least, switch
 from dflash.closing import Closing
-from dflash.config import MTP, NGRAM, NO_DRAFT, path_name
+from dflash.comparison import kind_of_draft
+from dflash.config import MTP, NGRAM, NO_DRAFT, GenerateConfig, path_name, split_draft
 from dflash.engine import Engine, load
 from dflash.errors import ConfigError
+from dflash.gguf_file import is_gguf
 from dflash.gguf_options import CACHE_TYPES, GgufOptions, GpuLayers
 from dflash.llama_config import SpecConfig, SpeculativeType, speculative_output_limits
+from dflash.llama_options import chat_options, fixed_seed, message_text, sampling
 from dflash.llama_parts import Parts
-from dflash.llama_stats import empty, llama_stats
+from dflash.llama_stats import Running
 from dflash.results import Chunk
+from dflash.spelling import Spelling
 
 __all__ = ["Llama", "SpecConfig", "SpeculativeType", "speculative_output_limits"]
 
-SAMPLING = {  # their name -> ours
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
-    "logit_bias": "logit_bias",
-    "logprobs": "logprobs",
-    "echo": "echo",
-    "ignore_eos": "ignore_eos",
+OF_FILE = {  # what a draft's file is -> the type that asks for it
+    "dflash": SpeculativeType.DRAFT_DFLASH,
+    "dflash2": SpeculativeType.DRAFT_DFLASH,
+    "eagle3": SpeculativeType.DRAFT_EAGLE3,
 }
-LARGEST = 2**30  # tokens; as far as the context goes
 FLASH: Mapping[bool | None, Literal["auto", "on", "off"]] = {None: "auto", True: "on", False: "off"}
 
 
@@ -74,15 +69,17 @@ class Llama(Closing):
         """Load ``model_path`` and the sidecar that ``speculative`` names.
 
         ``n_ctx`` 0 is what the model was trained for. ``type_k`` and ``type_v`` are names or
-        ggml's numbers. ``ctx_checkpoints`` is taken and has nothing to do: rejected drafts leave
-        the cache by position. Raises ValueError and
-        NotImplementedError as `SpecConfig.validate` does, and what ``dflash.load`` raises.
+        ggml's numbers; ``seed`` None or -1 is a fresh one for each request. ``ctx_checkpoints`` is
+        taken and has nothing to do: rejected drafts leave the cache by position. Raises ValueError
+        and NotImplementedError as `SpecConfig.validate` does, ConfigError for a sidecar of another
+        method than ``speculative`` names, and what ``dflash.load`` raises.
         """
         spec = SpecConfig() if speculative is None else speculative
         counts = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         _check(spec, counts, {"n_ctx": n_ctx, "ctx_checkpoints": ctx_checkpoints})
         switch("flash_attn", False if flash_attn is None else flash_attn)
         switch("verbose", verbose)
+        GenerateConfig(seed=fixed_seed(seed))
         most = spec.max_draft_tokens()
         self.spec, self.verbose, self._seed = spec, verbose, seed
         self.model_path = path_name("model_path", model_path)
@@ -107,8 +104,9 @@ class Llama(Closing):
             threads=n_threads,
             gguf=options,
         )
-        self._last = empty()
+        self._running = Running()
         pair = self._engine.pair
+        self._spelling = Spelling(pair.tokenizer)
         self._block = 1 + min(most, (pair.draft_block_size or 1) - 1)
         if n_gpu_layers not in (0, "auto") and pair.runs_on()["device"].startswith("cpu"):
             said = f"n_gpu_layers={n_gpu_layers!r}: this build of llama.cpp has no GPU; on CPU"
@@ -119,31 +117,46 @@ class Llama(Closing):
 
     @property
     def last_speculative_stats(self) -> dict[str, Any]:
-        """What the last request did; every key is there before the first one, too."""
-        return dict(self._last)
+        """What the last request did, or has done so far; every key is there before the first, too.
+
+        Of a request that runs, or was left before its end, the phases' seconds are 0: they are
+        known once it has ended.
+        """
+        return self._running.figures()
 
     def n_ctx(self) -> int:
         """Most tokens of a request, prompt and output."""
         return self._engine.pair.context_length
 
-    def tokenize(self, text: bytes, add_bos: bool = True) -> list[int]:
-        """Ids of UTF-8 ``text``; markers such as ``<|im_start|>`` in it become their tokens."""
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Ids of ``text``, byte for byte; ``special``: markers such as ``<|im_start|>`` in it
+        become their tokens. Raises ConfigError for a byte that no token can say.
+        """
         if not isinstance(text, bytes):
             raise ConfigError(f"text must be bytes (text.encode()), got {type(text).__name__}")
         tokenizer = self._engine.pair.tokenizer
-        ids: list[int] = tokenizer.encode(text.decode(errors="ignore"))
+        ids: list[int] = tokenizer.encode_bytes(text, special)
         bos = tokenizer.bos_token_id
         return [bos, *ids] if add_bos and tokenizer.add_bos_token and bos is not None else ids
 
-    def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """UTF-8 text of ``tokens``; special ones print nothing."""
-        words = self._engine.pair.tokenizer.vocabulary
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,  # noqa: ARG002 - here no token's bytes need them
+        special: bool = False,
+    ) -> bytes:
+        """Bytes of ``tokens``; special ones print nothing, or their names with ``special``."""
+        tokenizer = self._engine.pair.tokenizer
+        words = tokenizer.vocabulary
         ids = list(tokens) if isinstance(tokens, Iterable) else [tokens]
         if not all(isinstance(i, SupportsIndex) and 0 <= index(i) < len(words) for i in ids):
             raise ConfigError(f"tokens must be ids below {len(words)}, got {tokens!r}")
-        return b"".join(words[token] for token in ids)
+        found = b"".join(tokenizer.name_of(i) if special else words[i] for i in ids)
+        # the space that was put before a text is none of it
+        spaced = tokenizer.adds_space and ids and ids[0] == tokenizer.bos_token_id
+        return found.removeprefix(b" ") if spaced else found
 
-    def __call__(self, prompt: str, **options: Any) -> Any:
+    def __call__(self, prompt: str | Sequence[int], **options: Any) -> Any:
         """`create_completion`."""
         return self.create_completion(prompt, **options)
 
@@ -153,11 +166,11 @@ class Llama(Closing):
         """The completion of ``prompt`` in OpenAI's form; ``stream`` gives an iterator of parts.
 
         Options: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
-        frequency_penalty, seed, stop, logit_bias, logprobs, echo, ignore_eos. Raises ConfigError
-        for another.
+        frequency_penalty, seed, stop, logit_bias, logprobs, echo, ignore_eos. ``max_tokens`` None
+        or 0 fills the context. Raises ConfigError for another.
         """
         chunks = self._run(prompt, chat=False, options=options)
-        parts = Parts("text_completion", self.model_path)
+        parts = Parts("text_completion", self.model_path, self._spelling)
         return parts.stream(chunks) if stream else parts.whole(chunks)
 
     def create_chat_completion(
@@ -165,14 +178,17 @@ class Llama(Closing):
     ) -> Any:
         """The answer to ``messages`` through the file's chat template; options as above.
 
-        Without ``max_tokens`` it ends where the model does, or the context. Raises ConfigError for
+        ``logprobs`` is True or False, and ``top_logprobs`` says how many likeliest. Without
+        ``max_tokens`` it ends where the model does, or the context. Raises ConfigError for
         a message that holds an image or audio: text only.
         """
         if isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages):
             raise ConfigError(f"messages must be a list of mappings, got {messages!r}")
-        turns = [{**message, "content": _text(message.get("content"))} for message in messages]
-        chunks = self._run(turns, chat=True, options={"max_tokens": None, **options})
-        parts = Parts("chat.completion", self.model_path)
+        turns = [
+            {**message, "content": message_text(message.get("content"))} for message in messages
+        ]
+        chunks = self._run(turns, chat=True, options=chat_options(options))
+        parts = Parts("chat.completion", self.model_path, self._spelling)
         return parts.stream(chunks) if stream else parts.whole(chunks)
 
     def close(self) -> None:
@@ -180,23 +196,22 @@ class Llama(Closing):
         self._engine.close()
 
     def _run(self, prompt: Any, *, chat: bool, options: Mapping[str, Any]) -> Iterator[Chunk]:
-        asked = _sampling(options)
-        asked.setdefault("seed", self._seed)
+        asked = sampling(options, self._seed)
         stream = self._engine.stream(
             prompt, chat_template=chat, block_size=self._block, strict_mode=True, **asked
         )
-        return self._watched(stream)
+        self._running = Running()
+        return self._watched(stream, self._running)
 
-    def _watched(self, stream: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The same chunks; the statistics are kept when the last has come."""
-        kept: list[int] = []  # of each round that drafted
+    def _watched(self, stream: Iterator[Chunk], running: Running) -> Iterator[Chunk]:
+        """The same chunks, which ``running`` counts."""
+        start = time.perf_counter()
         for chunk in stream:
-            if chunk.drafted:
-                kept.append(chunk.sources.count("draft"))
+            running.read(chunk, time.perf_counter() - start)
             if chunk.stats is not None:
-                self._last = llama_stats(chunk.stats, kept)
-                self._say_all(lines.summary(self._last, self.spec))
+                self._say_all(lines.summary(running.figures(), self.spec))
             yield chunk
+            start = time.perf_counter()  # the reader's time is not ours
 
     def _say_all(self, lines: Iterable[str]) -> None:
         for line in lines if self.verbose else ():
@@ -208,6 +223,7 @@ def _check(spec: Any, counts: Mapping[str, Any], others: Mapping[str, Any]) -> N
     if not isinstance(spec, SpecConfig):
         raise ConfigError(f"speculative must be a SpecConfig or None, got {spec!r}")
     spec.validate()
+    _check_file(spec)
     for least, group in ((1, counts), (0, others)):
         for name, value in group.items():
             at_least(least, name, value, required=True)
@@ -216,6 +232,24 @@ def _check(spec: Any, counts: Mapping[str, Any], others: Mapping[str, Any]) -> N
         raise ConfigError(
             f"n_batch {n_batch} cannot hold a verification batch of 1 + draft_n_max {most} "
             f"rows, and one is never split: n_batch must be at least {1 + most}"
+        )
+
+
+def _check_file(spec: SpecConfig) -> None:
+    """Refuse a draft of another method than was asked for; which DFlash it is, the file says."""
+    if not spec.has_file:
+        return
+    name = fspath(spec.draft_model_path or "")
+    model, look_up = split_draft(name)
+    if look_up or model in (NO_DRAFT, MTP):
+        raise ConfigError(
+            f"draft_model_path must be the sidecar's .gguf for {spec.spec_type}, got {name!r}"
+        )
+    kind = OF_FILE.get(kind_of_draft(name)[0]) if is_gguf(name) else None
+    if kind not in (None, spec.spec_type):
+        raise ConfigError(
+            f"{spec.spec_type} was asked for, and {name} is a draft of another method: say "
+            f"SpeculativeType.{kind.name}"
         )
 
 
@@ -245,36 +279,3 @@ def _cache_type(value: Any) -> Any:
     """Our name of a number format for ggml's number; anything else as it is."""
     names = {number: name for name, number in CACHE_TYPES.items()}
     return names.get(value, value) if type(value) is int else value
-
-
-def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Our options for theirs. Raises ConfigError for one that has no meaning here."""
-    given = dict(options)
-    stop = given.pop("stop", None)
-    limit = given.pop("max_tokens", 16)
-    unknown = sorted(set(given) - set(SAMPLING))
-    if unknown:
-        raise ConfigError(
-            f"unknown option {unknown[0]!r}. Known: max_tokens, stop, {', '.join(SAMPLING)}"
-        )
-    asked = {SAMPLING[name]: value for name, value in given.items() if value is not None}
-    whole_number("max_tokens", limit)
-    whole = limit is None or limit <= 0  # as far as the context goes
-    return {"max_tokens": LARGEST if whole else limit, "stop": stop or (), **asked}
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content. Raises ConfigError naming a part that is none."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    if not isinstance(content, Sequence) or not all(isinstance(p, Mapping) for p in content):
-        raise ConfigError(f"a message's content must be text or a list of parts, got {content!r}")
-    for part in content:
-        if part.get("type") == "text" and not isinstance(part.get("text"), str):
-            raise ConfigError(f"a part of type 'text' must have a text, got {part!r}")
-        if part.get("type") != "text":
-            raise ConfigError(
-                f"a message has a part of type {part.get('type')!r}: speculative decoding here is "
-                "for text only, so leave images and audio out"
-            )
-    return "".join(part["text"] for part in content)

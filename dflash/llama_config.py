@@ -6,13 +6,14 @@ Not promised: methods that this package does not draft with on llama.cpp, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from os import PathLike
 from typing import Any
 
 from dflash.checks import MOST_THREADS, is_number
+from dflash.gguf_options import CACHE_TYPES
 
 
 class SpeculativeType(IntEnum):
@@ -95,6 +96,15 @@ IMPLEMENTED = (
     SpeculativeType.DRAFT_DFLASH,
     SpeculativeType.NGRAM_SIMPLE,
 )
+
+
+KINDS = {  # fields that are no numbers, and what they must be
+    **dict.fromkeys(("draft_cpu_moe", "draft_backend_sampling"), "switch"),
+    **dict.fromkeys(("draft_type_k", "draft_type_v"), "format"),
+    **dict.fromkeys(("draft_model_path", "lookup_cache_dynamic", "lookup_cache_static"), "path"),
+    "draft_devices": "list",
+    "draft_model_kwargs": "mapping",
+}
 
 
 @dataclass
@@ -180,7 +190,7 @@ class SpecConfig:
                 "SpecConfig: prediction heads in a file of their own are not implemented here; "
                 "those inside the target are: leave draft_model_path out"
             )
-        for name, value, holds, words in self._rules():
+        for name, value, holds, words in (*self._rules(), *self._kinds()):
             if not holds(value):
                 raise ValueError(f"SpecConfig: {name} must be {words}, got {value!r}")
         if self.has_file and not isinstance(self.draft_model_path, str | PathLike):
@@ -229,6 +239,23 @@ class SpecConfig:
                 "0 or more",
             ),
         ]
+
+    def _kinds(self) -> Iterator[tuple[str, Any, Callable[[Any], bool], str]]:
+        """As `_rules`, for fields that are no numbers."""
+
+        def known(value: Any) -> bool:
+            formats = (None, *CACHE_TYPES, *CACHE_TYPES.values())
+            return not isinstance(value, bool) and value in formats
+
+        wanted: dict[str, tuple[Callable[[Any], bool], str]] = {
+            "switch": (lambda value: isinstance(value, bool), "True or False"),
+            "format": (known, f"one of {', '.join(CACHE_TYPES)}, or ggml's number of it"),
+            "path": (lambda value: value is None or isinstance(value, str | PathLike), "a path"),
+            "list": (lambda value: isinstance(value, list | tuple), "a list"),
+            "mapping": (lambda value: isinstance(value, Mapping), "a mapping"),
+        }
+        for name, kind in KINDS.items():
+            yield (name, getattr(self, name), *wanted[kind])
 
 
 def speculative_output_limits(n_batch: int, n_parallel: int, n_draft: int) -> tuple[int, int]:

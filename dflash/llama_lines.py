@@ -39,6 +39,9 @@ def clamped(asked: int, runs: int) -> Iterator[str]:
 
 def unused(spec: SpecConfig) -> Iterator[str]:
     """Fields that were set and that nothing here reads."""
+    if not spec.enabled() and spec.draft_model_path is not None:
+        said = f"draft_model_path={str(spec.draft_model_path)!r}"
+        yield f"SpecConfig: {said} is not read, as spec_type is none: nothing is drafted"
     unread = UNREAD | {"draft_model_path"} if spec.spec_type.is_ngram() else UNREAD
     for field in fields(spec) if spec.enabled() else ():
         made = field.default_factory

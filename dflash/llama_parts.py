@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dflash.results import Chunk
+from dflash.spelling import Notes, Spelling, chat_logprobs
 
 
 class Parts:
     """Chunks in OpenAI's form."""
 
-    def __init__(self, kind: str, model: str) -> None:
-        """``kind`` is text_completion or chat.completion."""
+    def __init__(self, kind: str, model: str, spelling: Spelling) -> None:
+        """Of one text; ``kind`` is text_completion or chat.completion."""
+        self._spelling, self._notes = spelling, Notes(spelling)
         self._chat = kind == "chat.completion"
         self._kind = kind
         self._head = {
@@ -33,11 +35,10 @@ class Parts:
         content: dict[str, Any] = {"text": text}
         if self._chat:
             content = {"message": {"role": "assistant", "content": text}}
-        notes = [entry for chunk in found for entry in _logprobs(chunk) or ()]
         choice = {
             "index": 0,
             **content,
-            "logprobs": notes or None,
+            "logprobs": self._noted(found),
             "finish_reason": last.finish_reason,
         }
         return {**self._head, "object": self._kind, "choices": [choice], "usage": usage}
@@ -51,19 +52,24 @@ class Parts:
             content: dict[str, Any] = {"text": chunk.text}
             if self._chat:
                 content = {"delta": {"content": chunk.text} if chunk.text else {}}
-            yield self._part(kind, content, chunk.finish_reason, _logprobs(chunk))
+            yield self._part(kind, content, chunk.finish_reason, self._noted([chunk]))
 
     def _part(
         self,
         kind: str,
         content: dict[str, Any],
         reason: str | None,
-        notes: list[dict[str, Any]] | None = None,
+        notes: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         choice = {"index": 0, **content, "logprobs": notes, "finish_reason": reason}
         return {**self._head, "object": kind, "choices": [choice]}
 
-
-def _logprobs(chunk: Chunk) -> list[dict[str, Any]] | None:
-    """Those of the tokens of ``chunk``; None where none were asked for, or there is no token."""
-    return [entry._asdict() for entry in chunk.logprobs or ()] or None
+    def _noted(self, chunks: Sequence[Chunk]) -> dict[str, Any] | None:
+        """Log-probabilities of the tokens of ``chunks``; None where there are none."""
+        for chunk in chunks:
+            if "prompt" in chunk.sources:
+                self._notes = Notes(self._spelling, echoed=len(chunk.text))
+        found = [note for chunk in chunks for note in chunk.logprobs or ()]
+        if not found:
+            return None
+        return chat_logprobs(found, self._spelling) if self._chat else self._notes.of(found)

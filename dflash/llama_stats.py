@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dflash.core.stats import Stats
+from dflash.core.stats import Recorder, Stats
+from dflash.core.types import Plan, Step, Verdict
+from dflash.results import Chunk
 
 CHECKPOINTS = (
     *("captures", "restores", "verification_reuses", "native_captures", "native_restores"),
@@ -40,6 +42,36 @@ def empty() -> dict[str, Any]:
         **dict.fromkeys(RATES, 0.0),
         "acceptance_rate_per_position": [],
     }
+
+
+class Running:
+    """The figures of one request while it runs; the loop's own once it has ended."""
+
+    def __init__(self) -> None:
+        """Nothing has come yet."""
+        self._kept: list[int] = []  # accepted drafts of every round that drafted
+        self._counted, self._tokens = Recorder(0), 0
+        self._whole: Stats | None = None
+
+    def read(self, chunk: Chunk, seconds: float) -> None:
+        """Count ``chunk``, which took ``seconds``."""
+        if "prompt" in chunk.sources:
+            return
+        tokens, drafted = list(chunk.token_ids), chunk.drafted
+        accepted = chunk.sources.count("draft")
+        if drafted:
+            self._kept.append(accepted)
+        self._tokens += len(tokens)
+        self._whole = chunk.stats
+        verdict: Verdict[Any] = Verdict(tokens, range(accepted), drafted)
+        plan = Plan(rows=drafted, depth=drafted)
+        self._counted.add(Step(tokens, plan, drafted, verdict, int(seconds * 1e9)))
+
+    def figures(self) -> dict[str, Any]:
+        """What was done so far, under llama-cpp-python's names."""
+        if not self._tokens:
+            return empty()
+        return llama_stats(self._whole or self._counted.stats(), self._kept)
 
 
 def llama_stats(stats: Stats, kept: Sequence[int]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dflash.engine import Engine
 
 HELP = (
-    "/reset forgets the conversation, /stats shows figures, /help shows this, /exit (or /quit, or "
-    "Ctrl-D) leaves; Ctrl-C stops an answer"
+    "/reset forgets the conversation, /stats shows figures of all answers, /help shows this, /exit "
+    "(or /quit, or Ctrl-D) leaves; Ctrl-C stops an answer"
 )
 ANSWER_ROOM = 64  # tokens kept free for an answer before old turns are dropped
 
@@ -106,7 +106,7 @@ class Conversation:
         if line == "/reset":
             self.turns.clear()
             self.turn = 0
-            status("forgotten")
+            status("the conversation is forgotten; /stats goes on counting")
         elif line == "/stats":
             self._show_stats()
         elif line == "/help":

@@ -38,7 +38,18 @@ def compare(
         ),
     ] = None,
     model: o.Model = None,
-    draft: o.Draft = None,
+    draft: Annotated[
+        str | None,
+        o.pair_option(
+            "--draft",
+            "--draft-model",
+            "-d",
+            metavar="ID|FOLDER|GGUF|ngram|mtp",
+            help="Draft to compare with; ngram = look-up in the text so far, X+ngram = both, mtp = "
+            "heads inside the target. Left out: what --algorithm ngram or mtp says, else the demo "
+            "model's draft beside the demo model.",
+        ),
+    ] = None,
     backend: o.Backend = "auto",
     prompt: Annotated[str | None, typer.Option("--prompt", help="The same as PROMPT.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens a run.")] = 128,
@@ -61,7 +72,8 @@ def compare(
             "--draft-tree",
             min=0,
             metavar="N",
-            help="Judge N candidates a pass as a tree, as deep as a row's drafts; 0 = chains.",
+            help="Judge N candidates a pass as a tree, as deep as a row's drafts; 0 = chains "
+            "(torch).",
         ),
     ] = 0,
     temperature: o.Temperature = 0.0,
@@ -158,6 +170,9 @@ def lines(found: Comparison, texts: bool = False) -> Iterator[str]:
     if found.draft_tree:
         yield f"tree         {counted(found.draft_tree, 'node')}, as deep as the drafts"
     yield f"prompt       {counted(found.prompt_tokens, 'token')}"
+    if found.clamped_from:
+        most, asked = (found.block_size or 1) - 1, ", ".join(map(str, found.clamped_from))
+        yield f"clamped      this draft proposes {most} at most: {asked} ran as {most}"
     yield "drafts  tokens/s  speed-up  committed  accepted  rollbacks  draft s  verify s  match"
     for arm in found.arms:
         yield _row(arm)

@@ -47,9 +47,10 @@ Draft = Annotated[
         "--draft",
         "--draft-model",
         "-d",
-        metavar="ID|FOLDER|ngram|none",
+        metavar="ID|FOLDER|GGUF|ngram|none",
         help="Draft that proposes; ngram = look-up in the text so far, X+ngram = both, "
-        "none = plain decoding. Left out: the demo model's draft.",
+        "mtp = heads inside the target, none = plain decoding (where a command can do without). "
+        "Left out: the demo draft beside the demo model, else heads inside the target, if any.",
     ),
 ]
 Backend = Annotated[

@@ -24,10 +24,10 @@ from dflash.serve.errors import ApiError, as_api_error, log
 from dflash.serve.metrics import Metrics
 from dflash.serve.reply import Reading, Reply, Watch
 from dflash.serve.schema.common import Speculative
-from dflash.serve.spelling import Spelling
 from dflash.serve.splitter import Splitter
 from dflash.serve.tally import Asked
 from dflash.serve.worker import Job, Worker
+from dflash.spelling import Spelling
 
 MOST_HELD = 1 << 16  # characters of a schema, pattern or grammar
 

@@ -159,6 +159,25 @@ def test_a_draft_of_another_width_is_refused(
     monkeypatch.setattr("dflash.backends.gguf.pair.library", _never)
     with pytest.raises(PairError, match="64 wide and the draft 32"):
         pair(files, bad)
+    with pytest.raises(
+        ConfigError, match=r"force_dflash: draft bad\.gguf .* 32 wide .* is 64.*torch"
+    ):
+        open_pair(LoadConfig(str(files["target"]), str(bad), force_dflash=True))
+
+
+@pytest.mark.parametrize("draft", ["v1", "v2", None])
+def test_forcing_a_draft_that_fits_changes_nothing(
+    draft: str | None, files: dict[str, Path]
+) -> None:
+    name = None if draft is None else str(files[draft])
+    load = LoadConfig(str(files["target"]), name, threads=1, gguf=EXACT)
+    found = []
+    for force in (False, True):
+        with Engine(open_pair(replace(load, force_dflash=force))) as engine:
+            assert engine.pair.warnings == ()
+            one = engine.generate(PROMPT, max_tokens=9, block_size=4)
+            found.append((one.token_ids, one.stats.drafted))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,13 @@ def test_a_reset_forgets():
     assert run("chat", *TOY, typed="hello\n/reset\nhello\n").out == once * 2
 
 
+def test_figures_go_on_over_a_reset_and_it_says_so():
+    found = run("chat", *TOY, typed="hello\n/reset\n/stats\nhello\n/stats\n/help\n")
+    assert "forgotten; /stats goes on counting" in found.err
+    assert "1 answer ·" in found.err and "2 answers ·" in found.err
+    assert found.err.count("/stats shows figures of all answers") == 2
+
+
 def test_a_system_message_counts():
     assert run("chat", *TOY, "--system", "be brief", typed="hi\n").out != (
         run("chat", *TOY, typed="hi\n").out

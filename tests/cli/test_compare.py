@@ -50,11 +50,21 @@ def test_the_report_has_a_row_for_each_number_of_drafts() -> None:
         *(*FLAGS, "--verbose"),
     )
     assert found.code == 0
-    assert "kept at draft 1, 2, ... of 15" in found.out  # clamped to the native block
+    assert "kept at draft 1, 2, ... of 15" in found.out
+    assert "clamped      this draft proposes 15 at most: 99 ran as 15" in found.out
+    assert "this draft proposes 15 at most: 99 run as 15" in found.err
     assert "--- 0 drafts" in found.out
     assert "selector" not in found.out, "this draft has none"
     assert "rollbacks: rounds that rejected a draft" in found.out
     assert "deterministic: yes" in found.out
+
+
+def test_drafts_that_were_clamped_are_in_the_json() -> None:
+    words = ("compare", "--model", "toy", "--draft", "toy:oracle", "--json", *FLAGS)
+    for asked, clamped in (("3,20,99,20", [20, 99]), ("3,15", [])):
+        found = json.loads(run(*words, "--draft-tokens", asked).out)
+        assert [arm["draft_tokens"] for arm in found["arms"]] == [0, 3, 15]
+        assert found["clamped_from"] == clamped
 
 
 def test_trees_join_every_arm_but_the_ordinary_one() -> None:

@@ -100,6 +100,18 @@ def test_a_batch_that_cannot_hold_a_block_is_one_error(files: dict[str, Path]) -
     assert found.code == 2 and "--draft-tokens must not exceed --n-batch - 1" in found.err
 
 
+def test_a_tree_where_none_can_be_judged_is_refused_before_anything_runs(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("something was run")
+
+    monkeypatch.setattr("dflash.engine.Engine.stream", never)
+    found = run(*documented(files, "dflash", "v1"), "--draft-tree", 8, "--threads", 1)
+    assert found.code == 2 and "the gguf backend judges chains" in found.err
+    assert "warming up" not in found.err
+
+
 def test_a_pair_on_torch_is_compared_as_well(tmp_path: Path) -> None:
     target = save_target(tiny_target("llama"), tiny_tokenizer(), tmp_path / "target")
     draft = save_draft(tmp_path / "draft")

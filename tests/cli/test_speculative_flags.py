@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +102,22 @@ def test_what_cannot_be_meant_is_refused(flags: tuple[str, ...], words: str) -> 
     found = run("generate", *TOY, *flags)
     assert found.code != 0
     assert words in found.err
+
+
+def test_the_flags_of_a_decoder_with_states_run_a_pair_of_files(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("xllamacpp")
+    from tests.backends.gguf_files import save_sidecar
+    from tests.backends.tiny import tiny_target, tiny_tokenizer
+    from tests.backends.tiny_gguf import write_gguf
+
+    target = write_gguf(tmp_path / "target.gguf", tiny_target("llama"), tiny_tokenizer())
+    draft = save_sidecar(tmp_path / "draft.gguf", target)
+    words = ("generate", "Once", "--model", target, "--max-tokens", 12, "--threads", 1, "--json")
+    found, plain = (
+        run(*words, "--draft-model", name, "--draft-tokens", 3, "--force-dflash", "--no-mtp")
+        for name in (draft, "none")
+    )
+    assert (found.code, plain.code) == (0, 0), found.err
+    assert json.loads(found.out)["text"] == json.loads(plain.out)["text"]
+    assert json.loads(found.out)["stats"]["drafted"]

@@ -14,13 +14,14 @@ pytest.importorskip("torch")  # makes the tiny files
 pytest.importorskip("xllamacpp")
 
 from dflash.errors import ConfigError, EngineClosed, PairError
+from dflash.gguf_file import read_header
 from dflash.llama import (
     Llama,
     SpecConfig,
     SpeculativeType,
     speculative_output_limits,
 )
-from tests.backends.gguf_files import DFLASH2, save_sidecar
+from tests.backends.gguf_files import DFLASH2, edited, save_sidecar
 from tests.backends.tiny import tiny_target, tiny_tokenizer
 from tests.backends.tiny_gguf import write_gguf
 
@@ -115,16 +116,52 @@ def test_a_stream_has_the_same_text_and_may_be_left(files: dict[str, str]) -> No
             assert again["choices"] == whole["choices"]
 
 
-def test_a_stream_has_the_log_probabilities_of_the_whole(files: dict[str, str]) -> None:
+def test_log_probabilities_of_a_completion_are_four_lists(files: dict[str, str]) -> None:
     with llama(files) as model:
-        asked = {"max_tokens": 12, "logprobs": 2}
+        asked: dict[str, Any] = {"max_tokens": 12, "logprobs": 2, "ignore_eos": True}
+        whole = model("Once", **asked)["choices"][0]
+        parts = [part["choices"][0] for part in model("Once", stream=True, **asked)]
+        echoed = model("Once", echo=True, **asked)["choices"][0]["logprobs"]
+        assert model("Once", max_tokens=3)["choices"][0]["logprobs"] is None
+    found = whole["logprobs"]
+    assert set(found) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+    assert {len(entries) for entries in found.values()} == {12}
+    assert "".join(found["tokens"][:3]) == whole["text"][: found["text_offset"][3]]
+    for said, value, top in zip(*list(found.values())[:3], strict=True):
+        assert len(top) <= 2 and value == pytest.approx(top[said]) == max(top.values())
+    for name in ("tokens", "text_offset"):
+        said = [entry for part in parts for entry in (part["logprobs"] or {name: []})[name]]
+        assert said == found[name], name
+    assert echoed["text_offset"] == [len("Once") + place for place in found["text_offset"]]
+
+
+def test_log_probabilities_of_a_chat_are_openais(files: dict[str, str]) -> None:
+    with llama(files) as model:
+        asked: dict[str, Any] = {"max_tokens": 12, "logprobs": True, "top_logprobs": 2}
         whole = model.create_chat_completion(MESSAGES, **asked)
         parts = list(model.create_chat_completion(MESSAGES, stream=True, **asked))
-    said = [entry for part in parts for entry in part["choices"][0]["logprobs"] or ()]
-    assert [entry["token"] for entry in said] == [
-        entry["token"] for entry in whole["choices"][0]["logprobs"]
-    ]
-    assert len(said) == whole["usage"]["completion_tokens"]
+        alone = model.create_chat_completion(MESSAGES, max_tokens=2, logprobs=True)
+        without = model.create_chat_completion(MESSAGES, max_tokens=2)
+        wrong: dict[str, dict[str, Any]] = {
+            "logprobs must be True or False": {"logprobs": 2},
+            "add logprobs=True": {"top_logprobs": 2},
+            "top_logprobs must be": {"logprobs": True, "top_logprobs": -1},
+        }
+        for words, options in wrong.items():
+            with pytest.raises(ConfigError, match=words):
+                model.create_chat_completion(MESSAGES, **options)
+    found = whole["choices"][0]["logprobs"]["content"]
+    assert len(found) == whole["usage"]["completion_tokens"]
+    for entry in found:
+        assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
+        assert bytes(entry["bytes"]).decode(errors="replace") == entry["token"]
+        assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
+        assert len(entry["top_logprobs"]) == 2
+    notes = [part["choices"][0]["logprobs"] for part in parts]
+    streamed = [entry["token"] for note in notes if note for entry in note["content"]]
+    assert streamed == [entry["token"] for entry in found]
+    assert alone["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    assert without["choices"][0]["logprobs"] is None
 
 
 KEYS = """
@@ -156,6 +193,30 @@ def test_every_statistic_is_there_from_the_start(files: dict[str, str]) -> None:
     rounds = after["draft_calls"]
     assert after["mean_accepted_length"] == pytest.approx(1 + after["accepted"] / rounds)
     assert 0 <= after["rollbacks"] <= rounds
+
+
+def test_figures_are_those_of_the_request_that_runs(files: dict[str, str]) -> None:
+    counts = ("drafted", "accepted", "draft_calls", "verification_steps", "generation_tokens")
+    asked: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "stream": True}
+    with llama(files) as model:
+        model("Once", max_tokens=40, ignore_eos=True)
+        stream = model("Rain", **asked)
+        assert not any(model.last_speculative_stats.values()), "of the one before nothing is left"
+        for _ in range(4):
+            next(stream)
+        running = model.last_speculative_stats
+        assert running.keys() == set(KEYS.split())
+        assert 4 <= running["generation_tokens"] < 20 and running["draft_calls"] == 3
+        assert running["drafted"] == 9 and len(running["acceptance_rate_per_position"]) == 3
+        assert running["generation_seconds"] > running["time_to_first_token_seconds"] > 0
+        stream.close()
+        assert model.last_speculative_stats == running, "left where it stood"
+        seen = []
+        for _ in model("Rain", **asked):
+            seen.append(model.last_speculative_stats)
+    assert [seen[3][name] for name in counts] == [running[name] for name in counts]
+    assert seen[-2]["process_calls"] == seen[-1]["process_calls"] - 1
+    assert seen[-1]["generation_tokens"] == 20 and seen[-1]["draft_seconds"] > 0
 
 
 def test_only_rounds_that_rejected_a_draft_are_rollbacks(files: dict[str, str]) -> None:
@@ -195,6 +256,77 @@ def test_text_and_ids_are_there_and_back(files: dict[str, str]) -> None:
         ids = model.tokenize("naïve 🙂".encode())
         assert model.detokenize(ids).decode() == "naïve 🙂"
         assert model.n_ctx() == 256
+
+
+def test_bytes_that_are_no_text_are_there_and_back(files: dict[str, str]) -> None:
+    every = bytes(range(256)) + "naïve 🙂 ".encode() + b"\xf0\x9f a\xff\xfe b\xc3"
+    with llama(files, None) as model:
+        for raw in (b"a\xff", b"\xff", b"", every, every[::-1]):
+            assert model.detokenize(model.tokenize(raw)) == raw
+        assert model.tokenize(b"a\xff")[:1] == model.tokenize(b"a")
+
+
+def test_markers_are_text_unless_they_are_asked_for(files: dict[str, str]) -> None:
+    with llama(files, None) as model:
+        tokenizer = model._engine.pair.tokenizer  # type: ignore[attr-defined]
+        end = tokenizer.eos_token_id
+        marker = tokenizer.name_of(end)
+        assert marker and model.tokenize(marker, special=True) == [end]
+        plain = model.tokenize(marker, True, False)
+        assert plain == model.tokenize(marker) and end not in plain
+        assert model.detokenize(plain) == marker
+        assert model.detokenize([end]) == b""
+        assert model.detokenize([end], prev_tokens=[1], special=True) == marker
+
+
+def test_bytes_fall_back_and_spaces_are_taken_back_in_a_sentencepiece_vocabulary(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    with llama(sentencepiece(files, tmp_path), None) as model:
+        for raw in (
+            b"aa b",
+            b"a\xff",
+            b"\xff\xc3a",
+            b" a",
+            b"a\xe2\x82 b",
+            b"\xff a",
+            b"a\0\xffb",
+            b"",
+        ):
+            ids = model.tokenize(raw)
+            assert ids[0] == 1 and model.detokenize(ids) == raw
+
+
+def test_a_byte_that_no_token_prints_is_one_error(files: dict[str, str], tmp_path: Path) -> None:
+    tokens = list(read_header(files["target"]).metadata["tokenizer.ggml.tokens"])
+    tokens[tokens.index("\u00ff")] = "never"  # how byte-level vocabularies write 0xff
+    made = edited(Path(files["target"]), tmp_path / "t.gguf", {"tokenizer.ggml.tokens": tokens})
+    with (
+        llama({"target": str(made)}, None) as model,
+        pytest.raises(ConfigError, match="byte 0xff is no UTF-8, and no token"),
+    ):
+        model.tokenize(b"a\xff")
+
+
+def sentencepiece(files: dict[str, str], folder: Path) -> dict[str, str]:
+    """The target with another vocabulary: a few pieces, and a token for each byte."""
+    size = len(read_header(files["target"]).metadata["tokenizer.ggml.tokens"])
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, 3, 3, *[6] * 256]
+    words = ["\u2581", "a", "\u2581a", "b", *(f"never{i}" for i in range(size))]
+    tokens += words[: size - len(tokens)]
+    keys = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds + [1] * (size - len(kinds)),
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.scores": [-float(i) for i in range(size)],
+    }
+    return {"target": str(edited(Path(files["target"]), folder / "pieces.gguf", keys))}
 
 
 def test_a_batch_too_small_for_a_verification_is_refused(files: dict[str, str]) -> None:
@@ -260,6 +392,16 @@ def test_an_interpreter_ends_quietly_with_a_model_open(files: dict[str, str]) ->
         ({"draft_n_gpu_layers": None}, "draft_n_gpu_layers"),
         ({"draft_model_path": 3}, "draft_model_path"),
         ({"ngram_size_n": True}, "ngram_size_n"),
+        ({"draft_backend_sampling": "x"}, "draft_backend_sampling must be True or False"),
+        ({"draft_cpu_moe": 1}, "draft_cpu_moe must be True or False"),
+        ({"draft_type_k": "f17"}, "draft_type_k must be one of f32, .*, got 'f17'"),
+        ({"draft_type_v": 99}, "draft_type_v"),
+        ({"draft_type_v": True}, "draft_type_v"),
+        ({"draft_type_k": ["f16"]}, "draft_type_k"),
+        ({"draft_devices": "cuda"}, "draft_devices must be a list"),
+        ({"draft_model_kwargs": []}, "draft_model_kwargs must be a mapping"),
+        ({"lookup_cache_static": 3}, "lookup_cache_static must be a path"),
+        ({"spec_type": SpeculativeType.NGRAM_SIMPLE, "draft_model_path": 3}, "draft_model_path"),
     ],
 )
 def test_bad_values_are_one_value_error(changes: dict[str, Any], words: str) -> None:
@@ -289,6 +431,8 @@ def test_a_type_that_is_none_is_one_value_error() -> None:
         ({"speculative": "dflash"}, "speculative must be a SpecConfig"),
         ({"model_path": 3}, "model_path must be a path"),
         ({"n_threads": "2"}, "threads must be"),
+        ({"seed": "x"}, "seed must be"),
+        ({"seed": -2}, "seed must be"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_one_error(

@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")  # makes the tiny files
 pytest.importorskip("xllamacpp")
 
 from dflash.backends.gguf.native import Context, Model
+from dflash.errors import DFlashError
 from dflash.gguf_file import read_header
 from dflash.llama import Llama, SpecConfig, SpeculativeType
+from tests.backends.eagle_drafts import save_eagle
 from tests.backends.gguf_files import DFLASH2, edited, save_sidecar
+from tests.backends.test_gguf_eagle import TAPS, to_gguf
 from tests.backends.test_gguf_hybrid import write_hybrid
 from tests.backends.tiny import tiny_target, tiny_tokenizer
 from tests.backends.tiny_gguf import write_gguf
@@ -158,6 +162,16 @@ def test_the_models_seed_is_that_of_requests_that_name_none(folder: Path) -> Non
         assert model([71, 103], seed=6, **asked)["choices"] == plain[1]
 
 
+def test_a_seed_of_minus_one_is_a_fresh_one(folder: Path) -> None:
+    asked: dict[str, Any] = {"max_tokens": 24, "temperature": 1.2}
+    with llama(folder, seed=-1) as model:
+        assert len({model([71], **asked)["choices"][0]["text"] for _ in range(3)}) == 3
+    with llama(folder, seed=5) as model:
+        fixed = model([71], **asked)["choices"]
+        assert model([71], **asked)["choices"] == fixed
+        assert len({model([71], seed=-1, **asked)["choices"][0]["text"] for _ in range(3)}) == 3
+
+
 def test_looked_up_drafts_say_their_limits_and_that_no_file_is_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,3 +224,69 @@ def test_drafts_and_contexts_are_freed_before_the_target(folder: Path, closed: l
     model.close()
     assert first[-2:] == ["v1.gguf", "target.gguf"] and first.count("target.gguf") == 1
     assert set(first[:-2]) == {"context"} and len(first) >= 5, "both sessions, the lender"
+
+
+@pytest.fixture(scope="module")
+def drafts(folder: Path) -> dict[str, str]:
+    """One of every kind of draft, and what is none."""
+    keys = save_eagle(folder / "eagle", **TAPS)
+    markov = {"markov_w1.weight": np.zeros((4, 4), np.float32)}
+    return {
+        "v1": str(folder / "v1.gguf"),
+        "v2": str(folder / "v2.gguf"),
+        "eagle3": str(to_gguf(keys, folder / "eagle.gguf", folder / "target.gguf")),
+        "dspark": str(edited(folder / "v1.gguf", folder / "dspark.gguf", tensors=markov)),
+        "anchor": str(
+            edited(folder / "v1.gguf", folder / "anchor.gguf", {"dflash.sample_from_anchor": True})
+        ),
+        "target": str(folder / "target.gguf"),
+        "folder": str(keys),
+        "nothing": str(folder / "nothing.gguf"),
+        **{name: name for name in ("ngram", "none", "mtp")},
+        "both": f"{folder / 'v1.gguf'}+ngram",
+    }
+
+
+FITS = {("v1", DFLASH), ("v2", DFLASH), ("eagle3", SpeculativeType.DRAFT_EAGLE3)}
+
+
+@pytest.mark.parametrize("kind", [DFLASH, SpeculativeType.DRAFT_EAGLE3])
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("v1", "draft-eagle3 was asked for, and .*v1.gguf .* say SpeculativeType.DRAFT_DFLASH"),
+        ("v2", "draft-eagle3 was asked for, and .*v2.gguf .* say SpeculativeType.DRAFT_DFLASH"),
+        ("eagle3", "draft-dflash was asked for, .* say SpeculativeType.DRAFT_EAGLE3"),
+        ("dspark", "is a DSpark draft"),
+        ("anchor", "is a DSpark draft"),
+        ("target", "is a 'llama' model"),
+        ("folder", "Convert it"),
+        ("nothing", "nothing.gguf"),
+        ("ngram", "draft_model_path must be the sidecar's .gguf"),
+        ("none", "draft_model_path must be the sidecar's .gguf"),
+        ("mtp", "draft_model_path must be the sidecar's .gguf"),
+        ("both", "draft_model_path must be the sidecar's .gguf"),
+    ],
+)
+def test_a_type_and_a_file_that_disagree_are_one_error(
+    draft: str, words: str, kind: SpeculativeType, folder: Path, drafts: dict[str, str]
+) -> None:
+    spec = SpecConfig(kind, draft_model_path=drafts[draft])
+    if (draft, kind) in FITS:
+        llama(folder, speculative=spec).close()
+        return
+    with pytest.raises(DFlashError, match=words):
+        llama(folder, speculative=spec)
+
+
+def test_types_that_read_no_file_say_so(
+    folder: Path, drafts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in SpeculativeType:
+        spec = SpecConfig(kind, draft_model_path=drafts["v1"])
+        if kind in (SpeculativeType.NONE, SpeculativeType.NGRAM_SIMPLE):
+            llama(folder, speculative=spec).close()
+            assert "draft_model_path=" in capsys.readouterr().err
+        elif not spec.has_file:
+            with pytest.raises(NotImplementedError, match="not implemented"):
+                llama(folder, speculative=spec)

@@ -18,7 +18,7 @@ from dflash.backends.gguf.sidecar import Sidecar
 from dflash.backends.gguf.taps import NoTaps, Taps
 from dflash.backends.gguf.target import GgufTarget
 from dflash.backends.gguf.tokenizer import GgufTokenizer
-from dflash.backends.gguf.validate import check_target
+from dflash.backends.gguf.validate import check_target, insist_on_width
 from dflash.config import MTP, LoadConfig
 from dflash.errors import ConfigError
 from dflash.gguf_file import Header, read_header
@@ -70,11 +70,6 @@ class GgufPair:
             raise ConfigError(
                 f"{given[0]} is not a setting of the gguf backend: a GGUF file says that itself"
             )
-        if load.force_dflash:
-            raise ConfigError(
-                "force_dflash needs a draft of another width, and llama.cpp runs a draft of the "
-                "target's own width only: use the draft's safetensors folder, on torch"
-            )
         if load.device not in (None, "cpu") and not library().llama_supports_gpu_offload():
             raise ConfigError(
                 f"device {load.device} was asked for, and this build of llama.cpp has no GPU in "
@@ -86,7 +81,12 @@ class GgufPair:
             return cls._alone(load, header)
         if load.draft == MTP:
             insist_on_heads(header)
-        draft = None if load.draft == MTP else read_draft(header, read_header(load.draft))
+        draft = None
+        if load.draft != MTP:
+            file = read_header(load.draft)
+            if load.force_dflash:
+                insist_on_width(header, file)
+            draft = read_draft(header, file)
         library().insist_on_states()
         return cls(load, header, draft, heads=draft is None)
 

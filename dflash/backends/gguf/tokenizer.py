@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import groupby
 from typing import Any, TypeVar
 
 from dflash.backends.gguf.native import Model
-from dflash.errors import MissingBackend
+from dflash.errors import ConfigError, MissingBackend
 
 CONTROL = 3  # token type in the metadata
 T = TypeVar("T")
@@ -33,6 +34,8 @@ class GgufTokenizer:
         self.bos_token_id: int | None = bos if bos >= 0 else None
         self.eos_token_id: int | None = eos if eos >= 0 else None
         self.add_bos_token = bool(self._library.llama_vocab_get_add_bos(model.vocab))
+        pieces = metadata.get("tokenizer.ggml.model") == "llama"  # sentencepiece
+        self.adds_space = pieces and bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
         self._kinds = metadata.get("tokenizer.ggml.token_type") or []
         self._words = _Known(self._word)  # of tokens decoded so far
         self._texts = _Known(lambda token: self._words[token].decode(errors="replace"))
@@ -44,17 +47,55 @@ class GgufTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Text to ids; markers such as ``<|im_start|>`` in the text become their tokens."""
-        raw = text.encode()
+        return self._encode(text.encode(), markers=True)
+
+    def encode_bytes(self, raw: bytes, markers: bool) -> list[int]:
+        """The same for bytes, UTF-8 or not; ``markers`` False reads them as any text.
+
+        Raises ConfigError for a byte that is no UTF-8 and that no token prints.
+        """
+        text = raw.decode(errors="surrogateescape")
+        ids: list[int] = []
+        for stray, run in groupby(text, _is_stray):  # llama.cpp itself would lose stray bytes
+            part = "".join(run).encode(errors="surrogateescape")
+            if stray:
+                ids += map(self._of_byte, part)
+            else:
+                ids += self._encode_on(part, markers) if ids else self._encode(part, markers)
+        return ids
+
+    def _encode_on(self, raw: bytes, markers: bool) -> list[int]:
+        """As what follows on something: without a space before it."""
+        if not self.adds_space:
+            return self._encode(raw, markers)
+        nul = self._of_byte(0)  # which no piece joins
+        ids = self._encode(b"\0" + raw, markers)
+        return ids[ids.index(nul) + 1 :]
+
+    def _encode(self, raw: bytes, markers: bool) -> list[int]:
         size = len(raw) + 8
         while True:
             ids = (ctypes.c_int32 * size)()
             with self._model.lock:
                 count = self._library.llama_tokenize(
-                    self._model.vocab, raw, len(raw), ids, size, False, True
+                    self._model.vocab, raw, len(raw), ids, size, False, markers
                 )
             if count >= 0:
                 return list(ids[:count])
             size = -count
+
+    def _of_byte(self, byte: int) -> int:
+        if byte not in self._bytes:
+            raise ConfigError(
+                f"byte 0x{byte:02x} is no UTF-8, and no token of this vocabulary prints it: give "
+                "UTF-8 text"
+            )
+        return self._bytes[byte]
+
+    @cached_property
+    def _bytes(self) -> dict[int, int]:
+        """The token of each single byte that has one."""
+        return {word[0]: i for i, word in enumerate(self.vocabulary) if len(word) == 1}
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text, special tokens left out; bytes that are no character print as U+FFFD.
@@ -74,7 +115,7 @@ class GgufTokenizer:
 
     @cached_property
     def _pieces(self) -> tuple[bytes, ...]:
-        return tuple(self._piece(token) for token in range(self._model.vocab_size))
+        return tuple(self._word(token) for token in range(self._model.vocab_size))
 
     def __len__(self) -> int:
         """Tokens, control tokens included."""
@@ -112,21 +153,26 @@ class GgufTokenizer:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         return environment.from_string(self.chat_template or "")
 
+    def name_of(self, token: int) -> bytes:
+        """What ``token`` prints, or the name of a control token. Raises IndexError."""
+        return self._piece(token, names=True)
+
     def _check_open(self) -> None:
         _ = self._model.vocab  # raises
 
     def _word(self, token: int) -> bytes:
-        return self._piece(range(self._model.vocab_size)[token])  # llama.cpp aborts at others
-
-    def _piece(self, token: int) -> bytes:
-        if token < len(self._kinds) and self._kinds[token] == CONTROL:
+        if 0 <= token < len(self._kinds) and self._kinds[token] == CONTROL:
             return b""  # whatever llama.cpp makes of it: it prints some that belong to a family
+        return self._piece(token, names=False)
+
+    def _piece(self, token: int, names: bool) -> bytes:
+        token = range(self._model.vocab_size)[token]  # llama.cpp aborts at others
         size = PIECE
         while True:
             text = ctypes.create_string_buffer(size)
             with self._model.lock:
                 count = self._library.llama_token_to_piece(
-                    self._model.vocab, token, text, size, 0, False
+                    self._model.vocab, token, text, size, 0, names
                 )
             if count >= 0:
                 return text.raw[:count]
@@ -142,6 +188,11 @@ class _Known(dict[int, T]):
 
     def __missing__(self, token: int) -> T:
         return self.setdefault(token, self._find(token))
+
+
+def _is_stray(letter: str) -> bool:
+    """Whether it stands for a byte that is no UTF-8 (``surrogateescape``)."""
+    return "\udc80" <= letter <= "\udcff"
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

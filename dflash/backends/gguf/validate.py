@@ -11,7 +11,7 @@ import numpy as np
 
 from dflash.backends.gguf.sidecar import Sidecar
 from dflash.backends.gguf.taps import AFTER_LAST, is_native
-from dflash.errors import CheckpointError, PairError, WeightsError
+from dflash.errors import CheckpointError, ConfigError, PairError, WeightsError
 from dflash.gguf_file import DRAFTS, Header
 
 F32, I64 = 0, 27
@@ -28,6 +28,18 @@ def check_target(header: Header) -> None:
         raise CheckpointError(
             f"{file} has no architecture or no tokenizer in its metadata, so it is no language "
             "model: give a text model's .gguf file"
+        )
+
+
+def insist_on_width(target: Header, draft: Header) -> None:
+    """Raise ConfigError for a draft that only a projection would fit to ``target``."""
+    here = target.own("embedding_length")
+    read = draft.own("target_hidden_size", draft.own("embedding_length"))
+    if here != read:
+        raise ConfigError(
+            f"force_dflash: draft {draft.path.name} was made for a target {read} wide and "
+            f"{target.path.name} is {here}, and llama.cpp has no projection between the two: use "
+            "the draft's safetensors folder, on torch"
         )
 
 

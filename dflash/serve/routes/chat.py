@@ -19,7 +19,6 @@ from dflash.serve.routes.shared import (
     STREAMED,
     Served,
     as_object,
-    chat_logprobs,
     check_model,
     new_id,
     origins,
@@ -29,6 +28,7 @@ from dflash.serve.schema.chat import ChatRequest, Message, NamedTool, Tool
 from dflash.serve.schema.common import StreamOptions, without_none
 from dflash.serve.server import Order, Server
 from dflash.serve.splitter import Delta
+from dflash.spelling import chat_logprobs
 
 router = APIRouter()
 

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from sse_starlette import ServerSentEvent
 
-from dflash.core.types import Logprob
 from dflash.serve import sse
 from dflash.serve.errors import ApiError
 from dflash.serve.reply import Choice, Part, Reply
@@ -18,6 +17,7 @@ from dflash.serve.routes.shared import STREAMED, Served, check_model, new_id, or
 from dflash.serve.schema.common import StreamOptions, without_none
 from dflash.serve.schema.completions import DEFAULT_TOKENS, MOST_TEXTS, CompletionRequest
 from dflash.serve.server import Order, Server
+from dflash.spelling import Notes
 
 router = APIRouter()
 
@@ -77,7 +77,7 @@ def _head(server: Server) -> dict[str, Any]:
 def _choice(index: int, choice: Choice, body: CompletionRequest, server: Server) -> dict[str, Any]:
     notes = None
     if body.logprobs is not None:
-        notes = Notes(server, choice.echoed).of(choice.logprobs)
+        notes = Notes(server.spelling, choice.echoed).of(choice.logprobs)
     return {
         "index": index,
         "text": choice.content,
@@ -85,30 +85,6 @@ def _choice(index: int, choice: Choice, body: CompletionRequest, server: Server)
         "finish_reason": choice.finish_reason,
         "token_ids": choice.token_ids,
     }
-
-
-class Notes:
-    """Log-probabilities in the form of the completion API; offsets go on from call to call."""
-
-    def __init__(self, server: Server, echoed: int) -> None:
-        """For one text, of which the first ``echoed`` characters are the prompt's."""
-        self._spelling, self._offset = server.spelling, echoed
-
-    def of(self, notes: list[Logprob] | tuple[Logprob, ...]) -> dict[str, Any]:
-        """Four lists, an entry a token."""
-        spell = self._spelling.text_of
-        found: dict[str, Any] = {
-            "tokens": [spell(note.token) for note in notes],
-            "token_logprobs": [max(note.logprob, -9999.0) for note in notes],
-            "top_logprobs": [
-                {spell(token): max(value, -9999.0) for token, value in note.top} for note in notes
-            ],
-            "text_offset": [],
-        }
-        for text in found["tokens"]:
-            found["text_offset"].append(self._offset)
-            self._offset += len(text)
-        return found
 
 
 class Stream:
@@ -141,7 +117,7 @@ class Stream:
             "token_ids": list(chunk.token_ids),
         }
         if chunk.logprobs is not None:
-            notes = self._notes.setdefault(index, Notes(self._server, part.choice.echoed))
+            notes = self._notes.setdefault(index, Notes(self._server.spelling, part.choice.echoed))
             choice["logprobs"] = notes.of(chunk.logprobs)
         if self._options.include_origins:
             choice["origins"] = origins(part)

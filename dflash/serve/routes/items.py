@@ -8,9 +8,10 @@ from typing import Any
 from dflash.core.types import Logprob
 from dflash.serve.calls import Call
 from dflash.serve.reply import Choice, Part
-from dflash.serve.routes.shared import chat_logprobs, new_id
+from dflash.serve.routes.shared import new_id
 from dflash.serve.server import Server
 from dflash.serve.splitter import Delta
+from dflash.spelling import chat_logprobs
 
 Event = dict[str, Any]
 

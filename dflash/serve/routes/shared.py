@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from dflash.core.types import Logprob
 from dflash.serve.errors import ApiError
 from dflash.serve.reply import Choice, Part, Reply
 from dflash.serve.server import Server
-from dflash.serve.spelling import Spelling
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {}, "text/event-stream": {}}}
@@ -86,23 +83,4 @@ def origins(part: Part) -> dict[str, Any]:
         "accepted": chunk.sources.count("draft"),
         "committed": len(chunk.token_ids),
         "state": chunk.state,
-    }
-
-
-def chat_logprobs(notes: Sequence[Logprob], spelling: Spelling) -> dict[str, Any]:
-    """Log-probabilities in the form of the chat API."""
-    return {"content": [_note(note, spelling) for note in notes], "refusal": None}
-
-
-def _note(note: Logprob, spelling: Spelling) -> dict[str, Any]:
-    top = [_spelt(token, value, spelling) for token, value in note.top]
-    return {**_spelt(note.token, note.logprob, spelling), "top_logprobs": top}
-
-
-def _spelt(token: int, value: float, spelling: Spelling) -> dict[str, Any]:
-    spelt = spelling.bytes_of(token)
-    return {
-        "token": spelt.decode(errors="replace"),
-        "logprob": max(value, -9999.0),  # JSON has no infinity
-        "bytes": list(spelt),
     }
