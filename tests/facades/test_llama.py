@@ -299,13 +299,14 @@ def test_bytes_fall_back_and_spaces_are_taken_back_in_a_sentencepiece_vocabulary
 
 def test_a_byte_that_no_token_prints_is_one_error(files: dict[str, str], tmp_path: Path) -> None:
     tokens = list(read_header(files["target"]).metadata["tokenizer.ggml.tokens"])
-    tokens[tokens.index("\u00ff")] = "never"  # how byte-level vocabularies write 0xff
+    for byte in "\u00ff\u0104":  # how byte-level vocabularies write 0xff and 0x04
+        tokens[tokens.index(byte)] = f"never{ord(byte)}"
     made = edited(Path(files["target"]), tmp_path / "t.gguf", {"tokenizer.ggml.tokens": tokens})
-    with (
-        llama({"target": str(made)}, None) as model,
-        pytest.raises(ConfigError, match="byte 0xff is no UTF-8, and no token"),
-    ):
-        model.tokenize(b"a\xff")
+    with llama({"target": str(made)}, None) as model:
+        for raw, name in ((b"a\xff", "0xff"), (b"a\x04", "0x04"), (b"\xff\x04", "0xff")):
+            with pytest.raises(ConfigError, match=f"byte {name} of the text would be lost"):
+                model.tokenize(raw)
+        assert model.detokenize(model.tokenize(b"a\x05\xfe")) == b"a\x05\xfe"
 
 
 def sentencepiece(files: dict[str, str], folder: Path) -> dict[str, str]:

@@ -52,7 +52,7 @@ class GgufTokenizer:
     def encode_bytes(self, raw: bytes, markers: bool) -> list[int]:
         """The same for bytes, UTF-8 or not; ``markers`` False reads them as any text.
 
-        Raises ConfigError for a byte that is no UTF-8 and that no token prints.
+        Raises ConfigError for a byte that no token prints.
         """
         text = raw.decode(errors="surrogateescape")
         ids: list[int] = []
@@ -62,6 +62,10 @@ class GgufTokenizer:
                 ids += map(self._of_byte, part)
             else:
                 ids += self._encode_on(part, markers) if ids else self._encode(part, markers)
+        if unsaid := sorted(set(raw) - self._bytes.keys()):  # unless longer tokens have them
+            said = b"".join(map(self.name_of, ids))
+            if said not in (raw, b" " + raw):
+                self._of_byte(unsaid[0])
         return ids
 
     def _encode_on(self, raw: bytes, markers: bool) -> list[int]:
@@ -87,8 +91,8 @@ class GgufTokenizer:
     def _of_byte(self, byte: int) -> int:
         if byte not in self._bytes:
             raise ConfigError(
-                f"byte 0x{byte:02x} is no UTF-8, and no token of this vocabulary prints it: give "
-                "UTF-8 text"
+                f"byte 0x{byte:02x} of the text would be lost: no token of this vocabulary prints "
+                "it. Leave it out"
             )
         return self._bytes[byte]
 
