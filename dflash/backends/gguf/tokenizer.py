@@ -54,6 +54,7 @@ class GgufTokenizer:
 
         Raises ConfigError for a byte that no token prints.
         """
+        self._check_open()
         text = raw.decode(errors="surrogateescape")
         ids: list[int] = []
         for stray, run in groupby(text, _is_stray):  # llama.cpp itself would lose stray bytes
