@@ -141,7 +141,7 @@ def test_the_targets_tables_come_along_and_are_left_out_again(tmp_path: Path) ->
         assert back.notes == (
             "left out, as they are the target's: embed_tokens.weight, lm_head.weight",
         )
-    with pytest.raises(ConfigError, match=r"refuses this draft.*embed_tokens.weight.*target=FOLDER"):
+    with pytest.raises(ConfigError, match=r"refuses this draft.*embed_tokens.*target=FOLDER"):
         convert(tmp_path / "there", "mlx", tmp_path / "without")
 
 

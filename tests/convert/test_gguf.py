@@ -295,7 +295,7 @@ def test_a_sidecar_asks_for_its_target_and_a_name(target: Path, tmp_path: Path) 
     for options, words in (
         ({"to": "gguf", "out": tmp_path / "x.gguf"}, "name the target's .gguf file"),
         ({"to": "gguf", "out": tmp_path / "x", "target": target}, "with .gguf at the end"),
-        ({"to": "hf", "out": tmp_path / "x", "stored": "F16"}, "stored='F16': a type is for to='gguf'"),
+        ({"to": "hf", "out": tmp_path / "x", "stored": "F16"}, "a type is for to='gguf'"),
         ({"to": "gguf", "out": tmp_path / "x.gguf", "target": target, "stored": "Q2_K"}, "Q2_K"),
     ):
         with pytest.raises(ConfigError, match=words):
