@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Literal, SupportsIndex, cast
 
 from dflash import llama_lines as lines
@@ -245,7 +246,8 @@ def _check_file(spec: SpecConfig) -> None:
         raise ConfigError(
             f"draft_model_path must be the sidecar's .gguf for {spec.spec_type}, got {name!r}"
         )
-    kind = OF_FILE.get(kind_of_draft(name)[0]) if is_gguf(name) else None
+    known = is_gguf(name) and Path(name).expanduser().is_file()  # else opening it will tell
+    kind = OF_FILE.get(kind_of_draft(name)[0]) if known else None
     if kind not in (None, spec.spec_type):
         raise ConfigError(
             f"{spec.spec_type} was asked for, and {name} is a draft of another method: say "

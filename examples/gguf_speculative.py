@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the flags; a file or a number that will not do is one sentence."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("draft", help="a sidecar's .gguf, or ngram")
+    parser.add_argument("draft", help="a DFlash sidecar's .gguf, or ngram")
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--draft-tokens", type=int, default=7)
