@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ pytest.importorskip("torch")  # makes the tiny files
 pytest.importorskip("xllamacpp")
 
 from dflash.backends.gguf.native import Context, Model
-from dflash.errors import DFlashError
+from dflash.errors import ConfigError, DFlashError
 from dflash.gguf_file import read_header
 from dflash.llama import Llama, SpecConfig, SpeculativeType
+from dflash.llama_options import SAMPLING
 from tests.backends.eagle_drafts import save_eagle
 from tests.backends.gguf_files import DFLASH2, edited, save_sidecar
 from tests.backends.test_gguf_eagle import TAPS, to_gguf
@@ -290,3 +292,22 @@ def test_types_that_read_no_file_say_so(
         elif not spec.has_file:
             with pytest.raises(NotImplementedError, match="not implemented"):
                 llama(folder, speculative=spec)
+
+
+def test_every_argument_and_option_is_in_the_tables_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/gguf.md").read_text(encoding="utf-8")
+    _, arguments, options = re.split(r"\| (?:argument of `Llama`|option of a request) \|", page)
+    for name in inspect.signature(Llama).parameters:
+        assert f"`{name}`" in arguments, name
+    for name in (*SAMPLING, "max_tokens", "stop", "stream", "top_logprobs"):
+        assert f"`{name}`" in options.partition("\n\n")[0], name
+
+
+def test_what_is_not_there_is_named(folder: Path) -> None:
+    for argument in ("chat_format", "use_mmap", "draft_model"):
+        with pytest.raises(TypeError, match=argument):
+            llama(folder, **{argument: None})
+    with llama(folder) as model:
+        for option in ("grammar", "logits_processor", "tools", "top_logprobs"):
+            with pytest.raises(ConfigError, match=f"unknown option '{option}'"):
+                model("Once", **{option: 1})
