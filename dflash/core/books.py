@@ -17,8 +17,9 @@ class _Most(NamedTuple):
 
 
 # Three percent of texts of 96 tokens and more. A draft that knows how sure it is may as well wait
-# for better: there of 84 and more, less what the books themselves take of a step.
-_MOST, _MOST_SURE = _Most(2.85, 0.03), _Most(2.3, 0.0275)
+# for better: there of 84 and more, less what the books themselves take of a step. Once it is sure,
+# of 127 and more, as copying texts whose first match failed would be decoded plainly otherwise.
+_MOST, _MOST_UNSURE, _MOST_SURE = _Most(2.85, 0.03), _Most(2.3, 0.0275), _Most(3.5, 0.0275)
 
 
 class Books:
@@ -47,19 +48,21 @@ class Books:
         """A draft that does not know how sure it is looks so fast; plain decoding is 1."""
         self._loan = max(self._loan, min(_MOST_LOAN, _LOAN + _lent(speed)))
 
-    def room(self, sure: float | None = None) -> float:
+    def room(self, speed: float | None = None, sure: bool = False) -> float:
         """Plain steps that a block may take so that the books balance if nothing of it is kept.
 
-        ``sure`` is how fast it looks to a draft that knows how sure it is.
+        ``speed`` is how fast it looks to a draft that knows how sure it is, ``sure`` whether it is.
         """
-        loan, most = (self._loan, _MOST) if sure is None else (_lent(sure), _MOST_SURE)
+        loan, most = (self._loan, _MOST)
+        if speed is not None:
+            loan, most = _lent(speed), _MOST_SURE if sure else _MOST_UNSURE
         limit = max(most.steps, most.share * self.tokens)
         return min(LOSS * self.tokens + loan, limit) - self._debt + 1
 
     @staticmethod
     def wait(steps: float) -> float:
         """Plain steps, at least, until there is room for so many more."""
-        return steps / max(LOSS, _MOST.share, _MOST_SURE.share)
+        return steps / max(LOSS, _MOST.share, _MOST_UNSURE.share, _MOST_SURE.share)
 
     def spend(self, steps: float, tokens: int) -> None:
         """A round with drafts took as long as ``steps`` plain ones, for so many tokens."""

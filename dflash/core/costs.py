@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 PLAIN = -1  # the draft of a plain step
 _SAMPLES = 9  # rounds of one size that a typical one is taken from
@@ -11,6 +11,7 @@ _TURN = 3  # rounds of a run that say what they cost beside the run before
 _RECENT, _ALIKE = 5, 0.15  # rounds of a run that say how slow the machine is; less is no difference
 _FIXED, _SLOPE = 1.4, 0.5  # plain steps, and more a row: the dearest block that was ever measured
 _CAUGHT_UP = 5  # blocks after a pause that say what catching up costs
+_DEAR = 0.03  # plain steps a row that one alone can be charged with
 
 
 class CostCurve:
@@ -21,8 +22,7 @@ class CostCurve:
     before; later on it says how slow the machine is, for all sizes alike. Otherwise plain steps
     that were last seen on a busy machine would make every block look good once it is idle again.
 
-    Typical rounds of a size, straight lines between sizes. A slow first call counts only until a
-    second one comes, and for no more than the dearest block that was ever measured.
+    Typical rounds of a size, straight lines between sizes.
     """
 
     def __init__(self) -> None:
@@ -72,9 +72,15 @@ class CostCurve:
         """How many of the last rounds of this size are remembered."""
         return len(self._samples.get((draft if rows else PLAIN, rows), ()))
 
-    def sizes(self, draft: int) -> int:
-        """How many sizes were measured, plain steps aside."""
-        return len(self._points.get(draft, {}))
+    def seen(self, draft: int) -> int:
+        """How often the size was measured that was measured most, plain steps aside."""
+        return max((self.count(draft, rows) for rows in self._points.get(draft, ())), default=0)
+
+    def trusts(self, draft: int, rows: int) -> bool:
+        """Whether a size at least as large was measured twice, so that the first call of one is not
+        taken for what it usually costs."""
+        sizes = self._points.get(draft, ())
+        return any(size >= rows and self.count(draft, size) > 1 for size in sizes)
 
     def plain(self) -> float:
         """Cost of a plain step at the pace remembered; needs ``knows(any, 0)``."""
@@ -100,24 +106,30 @@ class CostCurve:
         return known
 
     def _drawn(self, draft: int, most: int) -> list[float]:
-        """Lines through the sizes measured, rising: fewer rows never cost more than more rows.
-
-        What says otherwise was a disturbance, and so was what took longer than any block does: a
-        size that seems too dear after its first call would never have a second one. Past the last
-        size the last line goes on at half its slope: a guess that is too good is tried and found
-        out, one that is too bad never is.
+        """What a size measured once costs beyond the line of those measured twice is not believed:
+        a first call is often slow, and a size that seems too dear never has a second one. Before
+        any was measured twice, none costs more than the dearest block does.
         """
-        plain, points = self.plain(), dict(self._points[draft])
-        for rows in points:
-            if self.count(draft, rows) < 2:
-                points[rows] = min(points[rows], plain * (_FIXED + _SLOPE * rows))
-        sizes = sorted(points)
+        found = self._points[draft]
+        twice = {rows: ns for rows, ns in found.items() if self.count(draft, rows) > 1}
+        bound = [self.plain() * (_FIXED + _SLOPE * rows) for rows in range(max(found) + 1)]
+        if twice:
+            bound = self._lines(twice, max(found))
+        believed = {rows: min(ns, bound[rows]) for rows, ns in found.items()}
+        return self._lines(believed | twice, most)
+
+    def _lines(self, points: Mapping[int, float], most: int) -> list[float]:
+        """From a plain step through the sizes, rising: fewer rows never cost more than more rows.
+
+        What says otherwise was a disturbance. Past the last size the last line goes on at half its
+        slope: a guess that is too good is tried and found out, one that is too bad never is.
+        """
         least, rising = float("inf"), {}
-        for rows in reversed(sizes):
+        for rows in sorted(points, reverse=True):
             least = min(least, points[rows])
-            rising[rows] = max(least, plain)
-        curve, low, slope = [plain], 0, 0.0
-        for rows in sizes:
+            rising[rows] = max(least, self.plain())
+        curve, low, slope = [self.plain()], 0, 0.0
+        for rows in sorted(points):
             slope = (rising[rows] - curve[low]) / (rows - low)
             start = curve[low]
             curve += [start + slope * step for step in range(1, rows - low + 1)]
@@ -125,17 +137,19 @@ class CostCurve:
         return curve + [curve[low] + slope / 2 * step for step in range(1, most - low + 1)]
 
     def to_json(self) -> list[list[float]]:
-        """Rows of (draft, rows, ns), as a round takes now."""
-        pace = self.pace
-        return [
-            [d, rows, ns * pace] for d, seen in self._points.items() for rows, ns in seen.items()
+        """Rows of (draft, rows, ns), as a round takes now by what is believed of it."""
+        known = [
+            [d, rows, ns if d == PLAIN else self.cost(d, rows)]
+            for d, seen in self._points.items()
+            for rows, ns in seen.items()
         ]
+        return [[d, rows, ns * self.pace] for d, rows, ns in known]
 
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[float]]) -> CostCurve:
-        """What ``to_json`` wrote; each size counts as one measured round."""
+        """What ``to_json`` wrote; each size counts as two measured rounds."""
         curve = cls()
-        for draft, size, ns in rows:
+        for draft, size, ns in [*rows, *rows]:
             curve.add(int(draft), int(size), ns)
         return curve
 
@@ -156,3 +170,9 @@ class CatchUp:
         self._seen.append(max(0.0, cost))
         if len(self._seen) > 1:
             self.typical = sorted(self._seen)[(len(self._seen) - 1) // 2]
+
+    def charge(self, lag: int, late: float) -> float:
+        """Plain steps of a block that had ``lag`` rows to catch up and took ``late`` too long."""
+        if len(self._seen) > 1:
+            return self.typical * lag
+        return max(0.0, min(late, _DEAR * lag))

@@ -66,11 +66,11 @@ _FALLBACK = State.FALLBACK  # asked for once: in Python 3.11 a member is a call
 _PATIENCE, _MOST_PATIENCE = 25, 800  # plain steps per plain step that a probe may lose; doubles
 _FORGET = 0.3  # what failures before a successful probe still count
 _WORTH_IT = 0.95  # of plain decoding's speed; a little less is the price of noticing more
-_SURE, _GOOD = 0.9, 0.8  # of its first token: for a probe, where a draft says so; a first block
+_SURE, _GOOD = 0.9, 0.8  # of its first token: for a probe and more credit; for a first block
 _NEAR = 0.93  # sizes never measured are tried when they look at least this good
 _TRY_EVERY = 4  # rounds
 _FIRST = 3  # rows of the first block of a pair
-_MEASURED = 2  # plain steps before a pair's first block: the very first may be slow
+_MEASURED = 2  # times, before a cost is believed
 _REST = 16  # plain steps of a fallback after which all is looked at again, if not before
 
 TOO_SHORT = "the text was too short to time plain steps and draft"
@@ -141,8 +141,7 @@ class Adaptive:
             # A draft that proposed nothing after all took its time, so that is no plain step.
             if (self._plain_run or self._rounds == 1) and not step.plan.rows:
                 self._costs.add(0, 0, step.ns)
-                if self._profile.stale:
-                    self._profile.refresh()
+                self._profile.refresh()
             if step.plan.rows:
                 self._lose(step)
             self._plain_run += 1
@@ -153,19 +152,20 @@ class Adaptive:
     def _unmeasured(
         self, able: Mapping[int, int], outlooks: Sequence[Outlook]
     ) -> tuple[int, int] | None:
-        """The first block of a draft. One that said nothing before is asked as the books allow."""
+        """A draft's first blocks. One that said nothing before is asked as the books allow."""
         for draft, most in able.items():
             outlook = outlooks[draft]
-            if self._costs.sizes(draft) or (outlook.prior and outlook.prior[0] < _GOOD):
+            prior = outlook.prior  # such a draft is in the books from its second block on
+            unsure = prior and prior[0] < _GOOD
+            if unsure or self._costs.seen(draft) >= (1 if prior else _MEASURED):
                 continue
             if draft not in self._silent or self._room(draft, outlook) >= 1:
                 return draft, min(most, max(_FIRST, outlook.least))
         return None
 
     def _best(self, able: Mapping[int, int], outlooks: Sequence[Outlook]) -> tuple[int, int]:
-        able = {draft: most for draft, most in able.items() if self._costs.sizes(draft)}
-        now = {draft: self._survival_of(draft, outlooks[draft]) for draft in able}
-        speeds = {**self._speeds(able, now), **self._tree_speeds(able, outlooks)}
+        able = {draft: most for draft, most in able.items() if self._costs.seen(draft)}
+        speeds = {**self._speeds(able, outlooks), **self._tree_speeds(able, outlooks)}
         speeds = {key: speed for key, speed in speeds.items() if key[1] >= outlooks[key[0]].least}
         promise = max((s for (d, _), s in speeds.items() if not outlooks[d].prior), default=1.0)
         self._books.promise(promise)
@@ -194,8 +194,7 @@ class Adaptive:
     ) -> tuple[int, int]:
         """Now and then the best; of drafts that know how sure they are, where they are sure."""
         self._fall_back("no block looked faster than a plain step")
-        said = {key: outlooks[key[0]].prior for key in options}
-        tried = [key for key, prior in said.items() if not prior or prior[0] >= _SURE]
+        tried = [key for key in options if not (p := outlooks[key[0]].prior) or p[0] >= _SURE]
         best = max(tried, key=options.__getitem__, default=(0, 0))
         wait = self._until(best, able[best[0]]) if tried else inf
         self._rest = min(wait, self._plain_run + _REST)
@@ -211,22 +210,21 @@ class Adaptive:
             return 0.0
         return self._patience * loss / min(1.0, hope) if hope > 0 else inf
 
-    def _speeds(self, able: Mapping[int, int], survival: Mapping[int, Survival]) -> Options:
+    def _speeds(self, able: Mapping[int, int], outlooks: Sequence[Outlook]) -> Options:
         speeds: dict[tuple[int, int], float] = {}
         for draft, most in able.items():
-            gains, costs = survival[draft].committed(most), self._costs.curve(draft, most)
-            for rows in range(1, most + 1):
-                speeds[draft, rows] = gains[rows] * costs[0] / costs[rows]
+            gains = self._survival_of(draft, outlooks[draft]).committed(most)
+            costs = self._costs.curve(draft, most)
+            speeds |= {(draft, r): gains[r] * costs[0] / costs[r] for r in range(1, most + 1)}
         return speeds
 
     def _tree_speeds(self, able: Mapping[int, int], outlooks: Sequence[Outlook]) -> Options:
         """The same for trees; rows that a chain has too are a chain's."""
         speeds: dict[tuple[int, int], float] = {}
         for draft, most in able.items():
-            survival = self._survival_of(draft, outlooks[draft])
             for nodes in (n for n in self._trees if most < n <= outlooks[draft].tree):
                 more = self._profile.lift(draft).more(nodes)
-                gain = survival.committed(most, more)[most]
+                gain = self._survival_of(draft, outlooks[draft]).committed(most, more)[most]
                 speeds[draft, nodes] = gain * self._costs.plain() / self._costs.cost(draft, nodes)
         return speeds
 
@@ -240,10 +238,13 @@ class Adaptive:
 
     def _room(self, draft: int, outlook: Outlook, speed: float = 1.0) -> float:
         """Plain steps that a block which looks so fast may take."""
-        return self._books.room(speed if outlook.prior else None) - self._late(draft, outlook)
+        graded = bool(outlook.prior)
+        sure = graded and self._survival_of(draft, outlook).chances(1)[0] >= _SURE
+        room = self._books.room(speed if graded else None, sure)
+        return room - self._late(draft, outlook)
 
     def _learn(self, step: Step) -> None:
-        draft, lag = step.plan.draft, self._outlook.lag
+        draft = step.plan.draft
         kept, judged = len(step.verdict.path), min(step.verdict.drafted, step.plan.depth)
         survival, more = self._survival_of(draft, self._outlook), 0.0
         if step.plan.is_tree and step.verdict.drafted > judged:
@@ -258,35 +259,27 @@ class Adaptive:
             if kept:
                 survival.relax(_FORGET)
         self._plain_run, self._rest = 0, 0.0
-        if self._costs.steps(step.ns) < 1:  # no block takes less: that plain step was disturbed
-            self._profile.doubt()
-        if not self._costs.sizes(draft):
-            self._costs.add(draft, step.rows, step.ns)
-            price = self._costs.price(draft, step.rows)  # bounded, as it may be slow for once
-            if self._outlook.prior or price > survival.committed(step.rows)[-1]:
-                self._books.spend(price, kept + 1)  # else a measurement, and in nobody's books
-            return
-        late = self._costs.steps(step.ns) - self._costs.price(draft, step.rows)
-        slow_first = self._costs.sizes(draft) == 1 and self._costs.pace == 1 and late < 0
-        if lag <= self._most + 1 or slow_first:  # even with rows to catch up it took less
-            self._costs.add(draft, step.rows, step.ns)
-        else:
-            self._profile.catch_up(draft).add(late / lag)
-        price = self._costs.price(draft, step.rows)
-        self._books.spend(price + self._late(draft, self._outlook), len(step.tokens))
+        new, late = not self._costs.seen(draft), self._lagging(self._outlook)
+        price = self._profile.block(draft, step.rows, step.ns, late)
+        if new and not self._outlook.prior and price <= survival.committed(step.rows)[-1]:
+            return  # a measurement, and in nobody's books
+        self._books.spend(price, len(step.tokens))
 
     def _lose(self, step: Step) -> None:
         """Book the time of a draft that proposed nothing after all."""
         draft, spent = step.plan.draft, self._costs.steps(step.ns)
         self._silent.add(draft)
-        if self._costs.sizes(draft):  # a disturbance is no debt
+        if self._costs.seen(draft):  # a disturbance is no debt
             spent = min(spent, self._costs.price(draft, step.plan.rows) + 1)
         self._books.spend(spent, 1)
 
     def _late(self, draft: int, outlook: Outlook) -> float:
-        """Plain steps that catching up takes, beyond what every round has of it."""
-        late = outlook.lag if outlook.lag > self._most + 1 else 0
-        return late * self._profile.catch_up(draft).typical
+        """Plain steps that catching up takes."""
+        return self._lagging(outlook) * self._profile.catch_up(draft).typical
+
+    def _lagging(self, outlook: Outlook) -> int:
+        """Rows to catch up, beyond what every round has of them."""
+        return outlook.lag if outlook.lag > self._most + 1 else 0
 
     def _usual_of(self, draft: int, outlook: Outlook) -> Survival:
         return self._profile.usual(draft, outlook.grade, outlook.prior)

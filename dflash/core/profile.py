@@ -143,9 +143,22 @@ class Profile:
         early = _EARLY << min(self._checks, _DOUBLINGS)
         return self.stale > min(early, _FRESH, _REFRESH * (1 + 16 * max(0.0, gain)))
 
-    def doubt(self) -> None:
-        """A plain step is to be measured before the next round with drafts."""
-        self.stale = max(self.stale, _FRESH)
+    def block(self, draft: int, rows: int, ns: int, lag: int) -> float:
+        """Learn from a round with drafts, ``lag`` rows of them to catch up; the plain steps it is
+        to be charged with, which a disturbance does not raise."""
+        spent, caught_up = self.costs.steps(ns), self.catch_up(draft)
+        if spent < 1:  # no block takes less: it was the plain steps that were disturbed
+            self.stale = max(self.stale, _FRESH)
+        if not self.costs.seen(draft):
+            self.costs.add(draft, rows, ns)
+            return self.costs.price(draft, rows)
+        late = spent - self.costs.price(draft, rows)
+        slow_first = self.costs.seen(draft) == 1 and self.costs.pace == 1 and late < 0
+        if not lag or slow_first:  # even with rows to catch up it took less
+            self.costs.add(draft, rows, ns)
+        elif self.costs.trusts(draft, rows):
+            caught_up.add(late / lag)
+        return self.costs.price(draft, rows) + caught_up.charge(lag, late)
 
     def refresh(self) -> None:
         """A plain step was measured, after rounds with drafts."""

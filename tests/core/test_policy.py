@@ -189,10 +189,10 @@ def test_requests_of_all_kinds_in_turn_cost_no_more_than_plain(machine: Machine)
     """The profile is that of the mixture, so no request knows what it is in for.
 
     Where little is to be gained, one order says little: on four bits the mean of one lies half a
-    percent to either side. So the mean of twelve is held to plain decoding there.
+    percent to either side. So the mean of 24 is held to plain decoding there.
     """
     means = []
-    for seed in range(12 if machine is MACHINES["four bits on a CPU"] else 2):
+    for seed in range(24 if machine is MACHINES["four bits on a CPU"] else 2):
         order = list(TEXTS) * 8
         random.Random(seed).shuffle(order)
         found = mixture(machine, order)
@@ -219,6 +219,27 @@ def test_first_steps_that_were_slow_are_forgotten(slow: int, requests: int) -> N
     if requests:
         simulation.run(lambda: Slow(8, profile), requests, 40)
     assert simulation.run(lambda: Slow(8, profile), 10, 40) <= 1.05
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("text", ["chat", "arithmetic", "a good draft"])
+def test_first_calls_that_are_slow_do_not_end_drafting(machine: Machine, text: str) -> None:
+    """Each size's first round takes three times as long, as where libraries and graphs are made
+    ready in it: the sizes were never tried again, and a good draft took up to twice its time."""
+
+    class Cold(Adaptive):
+        def observe(self, step: Step) -> None:
+            slow = step.rows not in met
+            met.add(step.rows)
+            super().observe(replace(step, ns=3 * step.ns) if slow else step)
+
+    simulation, found = Simulation(machine, TEXTS[text]), []
+    best = min(simulation.run(lambda s=s: Fixed(s), 30, 64) for s in (1, 2, 4, 8))
+    for seed in range(3):
+        met, profile = {0}, Profile()
+        cold = Simulation(machine, TEXTS[text], seed=seed)
+        found.append(cold.run(lambda: Cold(8, profile), 30, 64))  # noqa: B023
+    assert fmean(found) <= 1.1 * best
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
@@ -266,7 +287,7 @@ class TestSteps:
     def ready(self, profile: Profile | None = None) -> Adaptive:
         """A policy that knows what a plain step (10) and a block of 8 (11) cost."""
         profile = profile or Profile([0.8])
-        for rows, ns in ((0, 10), (0, 10), (7, 11)):
+        for rows, ns in ((0, 10), (0, 10), (7, 11), (7, 11)):
             profile.costs.add(0, rows, ns)
         return Adaptive(8, profile)
 
@@ -298,7 +319,7 @@ class TestSteps:
 
     def test_the_reason_for_plain_steps_blames_no_draft_that_did_not_fail(self) -> None:
         profile = Profile([0.9])
-        for rows, ns in ((0, 10), (0, 10), (7, 60)):
+        for rows, ns in [(0, 10), (7, 60)] * 2:
             profile.costs.add(0, rows, ns)
         policy = Adaptive(8, profile)
         assert not policy.plan(99, [Outlook(7, least=7)]).rows
@@ -363,7 +384,7 @@ class TestSteps:
     def matches(self, slow: int = 1) -> Adaptive:
         """A policy that knows what look-ups cost where two rows cost two plain steps."""
         profile = Profile()
-        for rows, ns in ((0, 10), (0, 10), (1, 19), (3, 27), (7, 33), (15, 65)):
+        for rows, ns in [(0, 10), (1, 19), (3, 27), (7, 33), (15, 65)] * 2:
             profile.costs.add(0, rows, slow * ns if rows else ns)
         return Adaptive(16, profile)
 
@@ -394,7 +415,8 @@ class TestSteps:
         policy.observe(played(plan, 0, 33))
         for _ in range(50):
             policy.observe(played(policy.plan(99, [Outlook(0)]), 0))
-        assert not policy.plan(99, sure).rows, "two that fail would be more than 3 % of the text"
+        assert not policy.plan(99, weak).rows
+        assert policy.plan(99, sure).rows == 1, "a second that fails is not to cost as much again"
         for _ in range(140):
             policy.observe(played(policy.plan(99, [Outlook(0)]), 0))
         assert policy.plan(99, weak).rows < policy.plan(99, sure).rows == 7
@@ -432,7 +454,7 @@ class TestSteps:
 
     def test_it_takes_the_draft_with_the_higher_expected_speed(self) -> None:
         profile = Profile([0.8])
-        for draft, rows, ns in ((0, 0, 10), (0, 0, 10), (0, 7, 30), (1, 7, 11)):
+        for draft, rows, ns in [(0, 0, 10), (0, 7, 30), (1, 7, 11)] * 2:
             profile.costs.add(draft, rows, ns)
         assert Adaptive(8, profile).plan(99, [Outlook(7), Outlook(7)]).draft == 1
 
@@ -484,18 +506,19 @@ class TestSteps:
         for _ in range(60):
             plan = policy.plan(999, [Outlook(7)])
             policy.observe(played(plan, min(3, plan.rows), 11 if plan.rows else 10))
-        assert profile.costs.sizes(0) > 1
+        assert any(profile.costs.knows(0, rows) for rows in range(1, 7))
 
 
 @pytest.mark.parametrize("grades", [True, False])
 def test_no_text_takes_more_than_three_percent_longer_at_known_costs(grades: bool) -> None:
-    """Whatever drafts say and however they fare: the books bound it, for texts of 96 tokens on."""
+    """Whatever drafts say and however they fare: the books bound it, for texts of 96 tokens on,
+    where drafts grade themselves of 118."""
     for seed in range(80):
         rng = random.Random(seed)
         machine = rng.choice([*MACHINES.values(), *LOOKED_UP.values()])
         price = [machine.cost(rows, 0) for rows in range(16)]
         profile = Profile([rng.random()])
-        for rows, cost in [(0, price[0]), *enumerate(price)]:
+        for rows, cost in [*enumerate(price)] * 2:
             profile.costs.add(0, rows, 1e7 * cost)
         policy, said, spent = Adaptive(16, profile), 0, 0.0
         while said < 300:
@@ -505,7 +528,7 @@ def test_no_text_takes_more_than_three_percent_longer_at_known_costs(grades: boo
             kept = rng.randint(0, plan.rows) if rng.random() < 0.1 else 0
             policy.observe(played(plan, kept, round(1e7 * price[plan.rows])))
             said, spent = said + kept + 1, spent + price[plan.rows]
-            assert spent <= said + max(2.88, 0.03 * said)
+            assert spent <= said + max(3.53 if grades else 2.88, 0.03 * said)
 
 
 @given(

@@ -75,6 +75,26 @@ class TestCosts:
             found.add(0, 4, 36)
         assert found.cost(0, 4) / found.plain() == pytest.approx(1.8)
 
+    def test_a_size_measured_once_costs_no_more_than_those_measured_twice_say(self) -> None:
+        found = curve((0, 10), (4, 18), (4, 18), (8, 90), (2, 12))
+        assert (found.cost(0, 2), found.cost(0, 8)) == (12, 22), "half the slope past the last"
+        found.add(0, 8, 80)
+        assert found.cost(0, 8) == 80
+
+    def test_before_any_was_measured_twice_it_is_no_dearer_than_blocks_are(self) -> None:
+        found = curve((0, 10), (4, 90))
+        assert found.cost(0, 4) == 34
+        found.add(0, 4, 80)
+        assert found.cost(0, 4) == 80
+
+    def test_what_it_reads_again_is_believed(self) -> None:
+        found = CostCurve.from_json([[-1, 0, 10], [0, 4, 90]])
+        assert (found.plain(), found.cost(0, 4), found.seen(0)) == (10, 90, 2)
+
+    def test_it_writes_nothing_that_it_does_not_believe(self) -> None:
+        found = curve((0, 10), (4, 18), (4, 18), (2, 70))
+        assert sorted(found.to_json()) == [[-1, 0, 10], [0, 2, 14], [0, 4, 18]]
+
     def test_what_it_writes_is_what_rounds_take_now(self) -> None:
         found = curve((0, 10.0), (0, 10.0), (4, 18.0), *[(0, 10.0)] * 3, *[(0, 20.0)] * 5)
         assert sorted(found.to_json()) == [[-1, 0, 20], [0, 4, 36]]
@@ -84,7 +104,7 @@ class TestCosts:
         found.add(1, 4, 30)
         found.add(1, 0, 10)
         assert (found.cost(0, 4), found.cost(1, 4), found.cost(1, 0)) == (18, 30, 10)
-        assert (found.sizes(0), found.sizes(1), found.sizes(2)) == (1, 1, 0)
+        assert (found.seen(0), found.seen(1), found.seen(2)) == (1, 1, 0)
 
     @given(st.dictionaries(st.integers(1, 16), st.floats(1, 100), min_size=1), st.floats(1, 100))
     def test_the_curve_rises(self, sizes: dict[int, float], plain: float) -> None:
