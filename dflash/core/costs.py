@@ -76,6 +76,14 @@ class CostCurve:
         """How often the size was measured that was measured most, plain steps aside."""
         return max((self.count(draft, rows) for rows in self._points.get(draft, ())), default=0)
 
+    def doubt(self, draft: int) -> None:
+        """Let each of its sizes count as measured once: that was long ago."""
+        for (kind, rows), samples in self._samples.items():
+            if kind == draft:
+                samples.clear()
+                samples.append(self._points[draft][rows])
+        self._curves.clear()
+
     def trusts(self, draft: int, rows: int) -> bool:
         """Whether a size at least as large was measured twice, so that the first call of one is not
         taken for what it usually costs."""

@@ -118,6 +118,8 @@ class Adaptive:
             self._unable |= all(min(o.most, self._most) < o.least for o in outlooks)
             return PLAIN_STEP
         self._asked = asked
+        for draft in able:
+            self._profile.rested(draft)
         draft, rows = self._unmeasured(able, outlooks) or self._best(able, outlooks)
         if rows == 0:
             return PLAIN_STEP
@@ -146,6 +148,7 @@ class Adaptive:
                 self._lose(step)
             self._plain_run += 1
         self._books.tokens += len(step.tokens)
+        self._profile.rounds += 1
         if step.finish is not None:
             self.state = State.DONE
 

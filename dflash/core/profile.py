@@ -14,6 +14,7 @@ from dflash.core.costs import CatchUp, CostCurve
 
 _REFRESH, _FRESH = 24, 216  # rounds between two measurements of a plain step: at break-even, most
 _EARLY, _DOUBLINGS = 8, 5  # rounds before the first of them; how often that doubles
+_REST, _MOST_REST = 1000, 8000  # rounds without a block of a draft until its costs are doubted
 _SOME = 0.5  # acceptance of a draft nobody knows anything of
 _MOST = 0.98  # no estimate is more certain than this
 _LIFT, _SURE, _FADE = 0.5, 8.0, 0.995  # a tree's share at first, how sure that is, and for how long
@@ -126,6 +127,8 @@ class Profile:
         """``prior``: conditional acceptance by place, as a model card has it."""
         self.costs = CostCurve()
         self.stale = 0  # rounds with drafts since a plain step was last measured
+        self.rounds = 0  # of all requests
+        self._last: dict[int, tuple[int, int]] = {}  # draft -> round of its last block; its rest
         self._checks = 0  # times that one was, after such rounds
         self._prior = prior
         self._usual: dict[tuple[int, int], Survival] = {}
@@ -143,10 +146,19 @@ class Profile:
         early = _EARLY << min(self._checks, _DOUBLINGS)
         return self.stale > min(early, _FRESH, _REFRESH * (1 + 16 * max(0.0, gain)))
 
+    def rested(self, draft: int) -> None:
+        """Doubt the costs of a draft that has not drafted for long. Blocks that were measured while
+        the machine was slow are affordable in no short text, so nothing else would correct them."""
+        last, rest = self._last.get(draft, (0, _REST))
+        if self.rounds - last > rest:
+            self.costs.doubt(draft)
+            self._last[draft] = self.rounds, min(2 * rest, _MOST_REST)
+
     def block(self, draft: int, rows: int, ns: int, lag: int) -> float:
         """Learn from a round with drafts, ``lag`` rows of them to catch up; the plain steps it is
         to be charged with, which a disturbance does not raise."""
         spent, caught_up = self.costs.steps(ns), self.catch_up(draft)
+        self._last[draft] = self.rounds, self._last.get(draft, (0, _REST))[1]
         if spent < 1:  # no block takes less: it was the plain steps that were disturbed
             self.stale = max(self.stale, _FRESH)
         if not self.costs.seen(draft):

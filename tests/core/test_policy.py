@@ -242,6 +242,19 @@ def test_first_calls_that_are_slow_do_not_end_drafting(machine: Machine, text: s
     assert fmean(found) <= 1.1 * best
 
 
+def test_costs_measured_on_a_slow_machine_are_doubted_after_long_plain_decoding() -> None:
+    """No short text could afford such a block again, so nothing would ever correct them."""
+    machine = MACHINES["two cores, packed"]
+    simulation, profile = Simulation(machine, TEXTS["a good draft"]), Profile()
+    for rows in (0, 0, 1, 1, 3, 3, 7, 7):
+        profile.costs.add(0, rows, 1e7 * machine.cost(rows, 0) * (5 if rows else 1))
+    make = lambda: Adaptive(8, profile)  # noqa: E731 - a policy per request
+    assert simulation.run(make, 5, 64) > 0.95, "drafts look far too dear"
+    simulation.run(make, 40, 64)
+    best = min(simulation.run(lambda s=s: Fixed(s), 10, 64) for s in (4, 6, 8))
+    assert simulation.run(make, 10, 64) <= 1.1 * best
+
+
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 @pytest.mark.parametrize("lasting", [4, 20, 100])
 def test_a_machine_that_others_use_at_times_makes_no_block_look_good(
