@@ -145,13 +145,15 @@ class CostCurve:
         return curve + [curve[low] + slope / 2 * step for step in range(1, most - low + 1)]
 
     def to_json(self) -> list[list[float]]:
-        """Rows of (draft, rows, ns), as a round takes now by what is believed of it."""
-        known = [
-            [d, rows, ns if d == PLAIN else self.cost(d, rows)]
-            for d, seen in self._points.items()
-            for rows, ns in seen.items()
-        ]
-        return [[d, rows, ns * self.pace] for d, rows, ns in known]
+        """Rows of (draft, rows, ns), as a round takes now by what is believed of it.
+
+        Nothing of a draft of which no size was measured twice, or without plain steps that were.
+        """
+        if self.count(PLAIN, 0) < 2:
+            return []
+        drafts = [draft for draft in self._points if draft != PLAIN and self.seen(draft) > 1]
+        known = [[d, rows, self.cost(d, rows)] for d in drafts for rows in self._points[d]]
+        return [[d, rows, ns * self.pace] for d, rows, ns in ([PLAIN, 0, self.plain()], *known)]
 
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[float]]) -> CostCurve:

@@ -160,7 +160,8 @@ class Adaptive:
             outlook = outlooks[draft]
             prior = outlook.prior  # such a draft is in the books from its second block on
             unsure = prior and prior[0] < _GOOD
-            if unsure or self._costs.seen(draft) >= (1 if prior else _MEASURED):
+            once = prior or self._lagging(outlook)  # one that catches up would not be measured
+            if unsure or self._costs.seen(draft) >= (1 if once else _MEASURED):
                 continue
             if draft not in self._silent or self._room(draft, outlook) >= 1:
                 return draft, min(most, max(_FIRST, outlook.least))

@@ -134,6 +134,7 @@ class Profile:
         self._usual: dict[tuple[int, int], Survival] = {}
         self._lifts: dict[int, Lift] = {}
         self._catch_ups: dict[int, CatchUp] = {}
+        self._ran = set[tuple[int, int]]()  # (draft, rows) of blocks, measured or catching up
 
     def outdated(self, gain: float) -> bool:
         """Count a round with drafts, whoever's, as requests may be short; True = a plain step is to
@@ -159,6 +160,8 @@ class Profile:
         to be charged with, which a disturbance does not raise."""
         spent, caught_up = self.costs.steps(ns), self.catch_up(draft)
         self._last[draft] = self.rounds, self._last.get(draft, (0, _REST))[1]
+        again = (draft, rows) in self._ran  # a first call may be slow
+        self._ran.add((draft, rows))
         if spent < 1:  # no block takes less: it was the plain steps that were disturbed
             self.stale = max(self.stale, _FRESH)
         if not self.costs.seen(draft):
@@ -168,7 +171,7 @@ class Profile:
         slow_first = self.costs.seen(draft) == 1 and self.costs.pace == 1 and late < 0
         if not lag or slow_first:  # even with rows to catch up it took less
             self.costs.add(draft, rows, ns)
-        elif self.costs.trusts(draft, rows):
+        elif again or self.costs.trusts(draft, rows):
             caught_up.add(late / lag)
         return self.costs.price(draft, rows) + caught_up.charge(lag, late)
 

@@ -140,6 +140,7 @@ class Simulation:
     lift: float = 0.0  # of what a chain misses at a place, what a large tree catches
     able: Ables | None = None
     busy: Busy | None = None
+    prompt: int = 20  # tokens
     lag: int = field(default=0, init=False)
     worst: float = field(default=0.0, init=False)  # of the last run's requests, time per token
 
@@ -157,7 +158,7 @@ class Simulation:
 
     def _request(self, policy: Policy, tokens: int, rng: random.Random) -> float:
         luck = [[rng.random() for _ in range(16)] for _ in range(tokens + 16)]
-        said, total, self.lag = 1, 0.0, 20
+        said, total, self.lag = 1, 0.0, self.prompt
         while said < tokens:
             outlook = self._outlook(said)
             plan = policy.plan(tokens - said - 1, [outlook])

@@ -565,3 +565,17 @@ def test_no_clock_can_change_the_text(
         policy = Adaptive(block_size, profile)
         run = decode(request, ToyTarget(ANYTHING), [scripted(ANYTHING, script)], policy, clock)
         assert tokens_of(list(run)) == plain(ANYTHING, request)[0]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.6, 0.95])
+@pytest.mark.parametrize("tokens", [3, 6, 12])
+@pytest.mark.parametrize("prompt", [200, 1000, 4000])
+def test_short_answers_to_long_prompts_are_not_drafted_for_ever_at_a_loss(
+    prompt: int, tokens: int, chance: float
+) -> None:
+    machine = replace(MACHINES["two cores, packed"], noise=0.0, spikes=0.0)
+    simulation = Simulation(machine, steady(chance), 16, prompt=prompt)
+    profile = Profile()
+    make = lambda: Adaptive(16, profile)  # noqa: E731 - a policy per request
+    simulation.run(make, 12, tokens)  # costs are learnt
+    assert simulation.run(make, 12, tokens) < 1.01

@@ -92,11 +92,16 @@ class TestCosts:
         assert (found.plain(), found.cost(0, 4), found.seen(0)) == (10, 90, 2)
 
     def test_it_writes_nothing_that_it_does_not_believe(self) -> None:
-        found = curve((0, 10), (4, 18), (4, 18), (2, 70))
+        found = curve((0, 10), (0, 10), (4, 18), (4, 18), (2, 70))
         assert sorted(found.to_json()) == [[-1, 0, 10], [0, 2, 14], [0, 4, 18]]
 
+    def test_it_writes_no_draft_and_no_plain_step_that_was_measured_only_once(self) -> None:
+        assert curve((0, 90)).to_json() == []
+        assert curve((0, 10), (0, 10), (4, 300)).to_json() == [[-1, 0, 10]]
+        assert CostCurve.from_json([[0, 4, 300]]).to_json() == [], "of a file without plain steps"
+
     def test_what_it_writes_is_what_rounds_take_now(self) -> None:
-        found = curve((0, 10.0), (0, 10.0), (4, 18.0), *[(0, 10.0)] * 3, *[(0, 20.0)] * 5)
+        found = curve((0, 10.0), (0, 10.0), *[(4, 18.0)] * 2, *[(0, 10.0)] * 3, *[(0, 20.0)] * 5)
         assert sorted(found.to_json()) == [[-1, 0, 20], [0, 4, 36]]
 
     def test_drafts_have_curves_of_their_own_and_share_the_plain_step(self) -> None:
@@ -183,7 +188,7 @@ class TestProfile:
 
     def test_it_survives_a_file(self) -> None:
         profile = Profile([0.7])
-        for rows, ns in ((0, 10), (0, 12), (3, 20)):
+        for rows, ns in ((0, 10), (0, 12), (3, 20), (3, 20)):
             profile.costs.add(0, rows, ns)
         profile.usual(0, 2).add(3, 1)
         again = Profile.from_json(json.loads(json.dumps(profile.to_json())))
