@@ -183,7 +183,8 @@ class Llama(Closing):
         ``max_tokens`` it ends where the model does, or the context. Raises ConfigError for
         a message that holds an image or audio: text only.
         """
-        if isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages):
+        listed = isinstance(messages, Iterable) and not isinstance(messages, str)
+        if not listed or not all(isinstance(m, Mapping) for m in messages):
             raise ConfigError(f"messages must be a list of mappings, got {messages!r}")
         turns = [
             {**message, "content": message_text(message.get("content"))} for message in messages

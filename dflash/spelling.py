@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -61,25 +62,32 @@ class Notes:
     def __init__(self, spelling: Spelling, echoed: int = 0) -> None:
         """For one text, of which the first ``echoed`` characters are the prompt's."""
         self._spelling, self._offset = spelling, echoed
+        self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def of(self, notes: Sequence[Logprob]) -> dict[str, Any]:
         """Four lists, an entry a token."""
-        spell = self._spelling.text_of
-        found: dict[str, Any] = {
-            "tokens": [spell(note.token) for note in notes],
+        return {
+            "tokens": [self._spelling.text_of(note.token) for note in notes],
             "token_logprobs": [max(note.logprob, LEAST) for note in notes],
-            "top_logprobs": [self._by_text(note.top) for note in notes],
-            "text_offset": [],
+            "top_logprobs": [self._by_text(note) for note in notes],
+            "text_offset": [self._place(note.token) for note in notes],
         }
-        for text in found["tokens"]:
-            found["text_offset"].append(self._offset)
-            self._offset += len(text)
-        return found
 
-    def _by_text(self, top: Sequence[tuple[int, float]]) -> dict[str, float]:
-        """Of tokens spelt alike, as parts of characters are, the likeliest."""
+    def _place(self, token: int) -> int:
+        """Where ``token``, the next one, begins: with its character if it is a part of one."""
+        word = self._spelling.bytes_of(token)
+        begun, _ = self._decoder.getstate()
+        text, alone = self._decoder.decode(word), word.decode(errors="replace")
+        apart = begun and text.endswith(alone)  # the character that had begun does not go on
+        place = self._offset + (len(text) - len(alone) if apart else 0)
+        self._offset += len(text)
+        return place
+
+    def _by_text(self, note: Logprob) -> dict[str, float]:
+        """The likeliest and the token itself. Of tokens spelt alike, as parts of characters are,
+        the likeliest."""
         found: dict[str, float] = {}
-        for token, value in top:
+        for token, value in (*note.top, (note.token, note.logprob)):
             found.setdefault(self._spelling.text_of(token), max(value, LEAST))
         return found
 

@@ -251,6 +251,12 @@ def test_images_and_audio_are_named_in_the_error(files: dict[str, str]) -> None:
             model.create_chat_completion([{"role": "user", "content": [{"type": "text"}]}])
 
 
+@pytest.mark.parametrize("messages", [None, 5, "Hi", ["Hi"]])
+def test_messages_that_are_none_are_named(messages: Any, files: dict[str, str]) -> None:
+    with llama(files) as model, pytest.raises(ConfigError, match="messages must be a list of"):
+        model.create_chat_completion(messages)
+
+
 def test_text_and_ids_are_there_and_back(files: dict[str, str]) -> None:
     with llama(files, None) as model:
         ids = model.tokenize("naïve 🙂".encode())
