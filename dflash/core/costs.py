@@ -11,7 +11,7 @@ _TURN = 3  # rounds of a run that say what they cost beside the run before
 _RECENT, _ALIKE = 5, 0.15  # rounds of a run that say how slow the machine is; less is no difference
 _FIXED, _SLOPE = 1.4, 0.5  # plain steps, and more a row: the dearest block that was ever measured
 _CAUGHT_UP = 5  # blocks after a pause that say what catching up costs
-_DEAR = 0.03  # plain steps a row that one alone can be charged with
+_GUESS, _DEAR = 0.01, 0.03  # plain steps a row, while it is unknown; that one can be charged with
 
 
 class CostCurve:
@@ -180,6 +180,11 @@ class CatchUp:
         self._seen.append(max(0.0, cost))
         if len(self._seen) > 1:
             self.typical = sorted(self._seen)[(len(self._seen) - 1) // 2]
+
+    @property
+    def guess(self) -> float:
+        """Where it says when to try, which harms nothing: not nothing before it was measured."""
+        return self.typical if len(self._seen) > 1 else _GUESS
 
     def charge(self, lag: int, late: float) -> float:
         """Plain steps of a block that had ``lag`` rows to catch up and took ``late`` too long."""

@@ -200,15 +200,16 @@ class Adaptive:
         self._fall_back("no block looked faster than a plain step")
         tried = [key for key in options if not (p := outlooks[key[0]].prior) or p[0] >= _SURE]
         best = max(tried, key=options.__getitem__, default=(0, 0))
-        wait = self._until(best, able[best[0]]) if tried else inf
+        wait = self._until(best, able[best[0]], outlooks[best[0]]) if tried else inf
         self._rest = min(wait, self._plain_run + _REST)
         return best if self._plain_run >= wait else (0, 0)
 
-    def _until(self, probe: tuple[int, int], most: int) -> float:
+    def _until(self, probe: tuple[int, int], most: int, outlook: Outlook) -> float:
         """Plain steps in a row before a probe: the dearer and the more in vain, the more, and more
         still where even drafts that are always right would hardly pay."""
         costs = self._costs.curve(probe[0], most)
         loss = self._costs.cost(*probe) / costs[0] - 1
+        loss += self._lagging(outlook) * self._profile.catch_up(probe[0]).guess
         hope = max((rows + 1) * costs[0] / costs[rows] for rows in range(1, most + 1)) - 1
         if self._again:
             return 0.0
