@@ -76,12 +76,10 @@ class CostCurve:
         """How often the size was measured that was measured most, plain steps aside."""
         return max((self.count(draft, rows) for rows in self._points.get(draft, ())), default=0)
 
-    def doubt(self, draft: int) -> None:
-        """Let each of its sizes count as measured once: that was long ago."""
-        for (kind, rows), samples in self._samples.items():
-            if kind == draft:
-                samples.clear()
-                samples.append(self._points[draft][rows])
+    def forget(self, draft: int) -> None:
+        """What its sizes cost, as that was long ago."""
+        for rows in self._points.pop(draft, {}):
+            del self._samples[draft, rows]
         self._curves.clear()
 
     def trusts(self, draft: int, rows: int) -> bool:

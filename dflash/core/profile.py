@@ -14,7 +14,7 @@ from dflash.core.costs import CatchUp, CostCurve
 
 _REFRESH, _FRESH = 24, 216  # rounds between two measurements of a plain step: at break-even, most
 _EARLY, _DOUBLINGS = 8, 5  # rounds before the first of them; how often that doubles
-_REST, _MOST_REST = 1000, 8000  # rounds without a block of a draft until its costs are doubted
+_REST, _MOST_REST = 1000, 8000  # rounds without a block of a draft until its costs are forgotten
 _SOME = 0.5  # acceptance of a draft nobody knows anything of
 _MOST = 0.98  # no estimate is more certain than this
 _LIFT, _SURE, _FADE = 0.5, 8.0, 0.995  # a tree's share at first, how sure that is, and for how long
@@ -148,11 +148,11 @@ class Profile:
         return self.stale > min(early, _FRESH, _REFRESH * (1 + 16 * max(0.0, gain)))
 
     def rested(self, draft: int) -> None:
-        """Doubt the costs of a draft that has not drafted for long. Blocks that were measured while
-        the machine was slow are affordable in no short text, so nothing else would correct them."""
+        """Forget the costs of a draft that has not drafted for long. Blocks measured while the
+        machine was slow are affordable in no short text, so nothing else would correct them."""
         last, rest = self._last.get(draft, (0, _REST))
         if self.rounds - last > rest:
-            self.costs.doubt(draft)
+            self.costs.forget(draft)
             self._last[draft] = self.rounds, min(2 * rest, _MOST_REST)
 
     def block(self, draft: int, rows: int, ns: int, lag: int) -> float:

@@ -242,7 +242,7 @@ def test_first_calls_that_are_slow_do_not_end_drafting(machine: Machine, text: s
     assert fmean(found) <= 1.1 * best
 
 
-def test_costs_measured_on_a_slow_machine_are_doubted_after_long_plain_decoding() -> None:
+def test_costs_measured_on_a_slow_machine_are_forgotten_after_long_plain_decoding() -> None:
     """No short text could afford such a block again, so nothing would ever correct them."""
     machine = MACHINES["two cores, packed"]
     simulation, profile = Simulation(machine, TEXTS["a good draft"]), Profile()
