@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, SupportsIndex, cast
 
 from dflash import llama_lines as lines
-from dflash.checks import at_least, switch
+from dflash.checks import at_least, switch, threads
 from dflash.closing import Closing
 from dflash.comparison import kind_of_draft
 from dflash.config import MTP, NGRAM, NO_DRAFT, GenerateConfig, path_name, split_draft
@@ -78,6 +78,8 @@ class Llama(Closing):
         spec = SpecConfig() if speculative is None else speculative
         counts = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         _check(spec, counts, {"n_ctx": n_ctx, "ctx_checkpoints": ctx_checkpoints})
+        threads("n_threads", n_threads)
+        threads("n_threads_batch", n_threads_batch)
         switch("flash_attn", False if flash_attn is None else flash_attn)
         switch("verbose", verbose)
         GenerateConfig(seed=fixed_seed(seed))
@@ -130,8 +132,9 @@ class Llama(Closing):
         return self._engine.pair.context_length
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Ids of ``text``, byte for byte; ``special``: markers such as ``<|im_start|>`` in it
-        become their tokens. Raises ConfigError for a byte that no token can say.
+        """Ids of ``text``, byte for byte (sentencepiece reads U+2581 as the space it writes so);
+        ``special``: markers such as ``<|im_start|>`` in it become their tokens. Raises ConfigError
+        for a byte that no token can say.
         """
         if not isinstance(text, bytes):
             raise ConfigError(f"text must be bytes (text.encode()), got {type(text).__name__}")

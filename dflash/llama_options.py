@@ -39,6 +39,9 @@ def sampling(options: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
             "for a chat top_logprobs, too"
         )
     asked = {SAMPLING[name]: value for name, value in given.items() if value is not None}
+    top_k: Any = asked.get("top_k")
+    if is_number(top_k) and top_k < 0:  # off, as theirs
+        asked["top_k"] = 0
     asked["seed"] = fixed_seed(asked.get("seed", seed))
     whole_number("max_tokens", limit)
     whole = limit is None or limit <= 0  # as far as the context goes

@@ -121,9 +121,10 @@ def compare(
         del gguf["verbose"], gguf["draft_p_min"]  # the others are refused there if they were given
     place: Any = {"device": "cpu"} if cpu else {}
     with load(target, chosen, backend=backend, threads=threads, gguf=gguf, **place) as engine:
-        if engine.pair.backend == "gguf" and n_batch < 1 + max(sizes):
+        most = min(max(sizes), (engine.pair.draft_block_size or 1) - 1)
+        if engine.pair.backend == "gguf" and n_batch < 1 + most:
             raise ConfigError(
-                f"--n-batch {n_batch} cannot hold a verification batch of 1 + {max(sizes)} rows; "
+                f"--n-batch {n_batch} cannot hold a verification batch of 1 + {most} rows; "
                 "--draft-tokens must not exceed --n-batch - 1"
             )
         options = {

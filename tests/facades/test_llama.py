@@ -437,7 +437,9 @@ def test_a_type_that_is_none_is_one_value_error() -> None:
         ({"type_k": ["f16"]}, "type_k must be one of"),
         ({"speculative": "dflash"}, "speculative must be a SpecConfig"),
         ({"model_path": 3}, "model_path must be a path"),
-        ({"n_threads": "2"}, "threads must be"),
+        ({"n_threads": "2"}, "n_threads must be"),
+        ({"n_threads": 0}, "n_threads must be"),
+        ({"n_threads_batch": 0}, "n_threads_batch must be"),
         ({"seed": "x"}, "seed must be"),
         ({"seed": -2}, "seed must be"),
     ],
@@ -448,6 +450,13 @@ def test_arguments_of_a_wrong_type_are_one_error(
     given: dict[str, Any] = {"model_path": files["target"], "n_threads": 1, **options}
     with pytest.raises(ConfigError, match=words):
         Llama(**given)
+
+
+def test_a_negative_top_k_is_off(files: dict[str, str]) -> None:
+    with llama(files, None) as model:
+        options: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "seed": 3}
+        off = [model("Hi", top_k=top_k, **options)["choices"][0]["text"] for top_k in (0, -1)]
+        assert off[0] == off[1]
 
 
 def test_calls_with_a_wrong_type_are_one_error(files: dict[str, str]) -> None:

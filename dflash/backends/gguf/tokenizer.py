@@ -124,6 +124,7 @@ class GgufTokenizer:
 
     def __len__(self) -> int:
         """Tokens, control tokens included."""
+        self._check_open()
         return self._model.vocab_size
 
     def apply_chat_template(
