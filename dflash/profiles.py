@@ -110,6 +110,9 @@ def _check(profile: Mapping[str, Any]) -> None:
     whole = [n for draft, rows, _ in profile["costs"] for n in (draft + 1, rows)]
     if not all(isinstance(n, int | float) and 0 <= n <= _MOST for n in whole):
         raise ValueError(f"drafts and rows are numbers up to {_MOST}")
+    rests = [float(n) for pair in profile.get("rests", {}).values() for n in pair]
+    if not all(math.isfinite(n) and n >= 0 for n in rests):
+        raise ValueError("a rest is a number of rounds")
     chances = [float(chance) for row in profile["survival"].values() for chance in row]
     if not all(math.isfinite(ns) and ns > 0 for ns in costs):
         raise ValueError("a cost is a positive number of nanoseconds")

@@ -30,6 +30,7 @@ class CostCurve:
         self._samples: dict[tuple[int, int], deque[float]] = {}
         self._points: dict[int, dict[int, float]] = {}  # draft -> rows -> ns
         self._curves: dict[int, list[float]] = {}  # draft -> ns by rows, until a point moves
+        self._kept = set[tuple[int, int]]()  # what a file says
         self._drafting, self._run = False, 0  # the kind of this run, and its rounds
         self._before = 1.0  # pace of the run before
         self._recent: deque[float] = deque(maxlen=_RECENT)  # rounds of this run / what is typical
@@ -74,19 +75,31 @@ class CostCurve:
 
     def seen(self, draft: int) -> int:
         """How often the size was measured that was measured most, plain steps aside."""
-        return max((self.count(draft, rows) for rows in self._points.get(draft, ())), default=0)
+        return max((self._times(draft, rows) for rows in self._points.get(draft, ())), default=0)
+
+    def _times(self, draft: int, rows: int) -> int:
+        """The same of one size; what a file says was measured twice, but weighs as much as one."""
+        return max(self.count(draft, rows), 2 * ((draft, rows) in self._kept))
+
+    def doubt(self, draft: int) -> None:
+        """Let each of its sizes count as measured once."""
+        for rows, ns in self._points.get(draft, {}).items():
+            self._samples[draft, rows] = deque([ns], maxlen=_SAMPLES)
+            self._kept.discard((draft, rows))
+        self._curves.clear()
 
     def forget(self, draft: int) -> None:
         """What its sizes cost, as that was long ago."""
         for rows in self._points.pop(draft, {}):
             del self._samples[draft, rows]
+            self._kept.discard((draft, rows))
         self._curves.clear()
 
     def trusts(self, draft: int, rows: int) -> bool:
         """Whether a size at least as large was measured twice, so that the first call of one is not
         taken for what it usually costs."""
         sizes = self._points.get(draft, ())
-        return any(size >= rows and self.count(draft, size) > 1 for size in sizes)
+        return any(size >= rows and self._times(draft, size) > 1 for size in sizes)
 
     def plain(self) -> float:
         """Cost of a plain step at the pace remembered; needs ``knows(any, 0)``."""
@@ -117,7 +130,7 @@ class CostCurve:
         any was measured twice, none costs more than the dearest block does.
         """
         found = self._points[draft]
-        twice = {rows: ns for rows, ns in found.items() if self.count(draft, rows) > 1}
+        twice = {rows: ns for rows, ns in found.items() if self._times(draft, rows) > 1}
         bound = [self.plain() * (_FIXED + _SLOPE * rows) for rows in range(max(found) + 1)]
         if twice:
             bound = self._lines(twice, max(found))
@@ -147,7 +160,7 @@ class CostCurve:
 
         Nothing of a draft of which no size was measured twice, or without plain steps that were.
         """
-        if self.count(PLAIN, 0) < 2:
+        if self._times(PLAIN, 0) < 2:
             return []
         drafts = [draft for draft in self._points if draft != PLAIN and self.seen(draft) > 1]
         known = [[d, rows, self.cost(d, rows)] for d in drafts for rows in self._points[d]]
@@ -155,10 +168,11 @@ class CostCurve:
 
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[float]]) -> CostCurve:
-        """What ``to_json`` wrote; each size counts as two measured rounds."""
+        """What ``to_json`` wrote; it is believed, and weighs as much as one measured round."""
         curve = cls()
-        for draft, size, ns in [*rows, *rows]:
+        for draft, size, ns in rows:
             curve.add(int(draft), int(size), ns)
+        curve._kept = {(int(draft), int(size)) for draft, size, _ in rows}
         return curve
 
 

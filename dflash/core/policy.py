@@ -119,7 +119,7 @@ class Adaptive:
             return PLAIN_STEP
         self._asked = asked
         for draft in able:
-            self._profile.rested(draft)
+            self._profile.rested(draft, bool(outlooks[draft].prior))
         draft, rows = self._unmeasured(able, outlooks) or self._best(able, outlooks)
         if rows == 0:
             return PLAIN_STEP

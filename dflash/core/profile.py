@@ -14,7 +14,7 @@ from dflash.core.costs import CatchUp, CostCurve
 
 _REFRESH, _FRESH = 24, 216  # rounds between two measurements of a plain step: at break-even, most
 _EARLY, _DOUBLINGS = 8, 5  # rounds before the first of them; how often that doubles
-_REST, _MOST_REST = 1000, 8000  # rounds without a block of a draft until its costs are forgotten
+_REST, _MOST_REST = 500, 8000  # rounds without a block of a draft until its costs are forgotten
 _SOME = 0.5  # acceptance of a draft nobody knows anything of
 _MOST = 0.98  # no estimate is more certain than this
 _LIFT, _SURE, _FADE = 0.5, 8.0, 0.995  # a tree's share at first, how sure that is, and for how long
@@ -147,12 +147,14 @@ class Profile:
         early = _EARLY << min(self._checks, _DOUBLINGS)
         return self.stale > min(early, _FRESH, _REFRESH * (1 + 16 * max(0.0, gain)))
 
-    def rested(self, draft: int) -> None:
+    def rested(self, draft: int, graded: bool) -> None:
         """Forget the costs of a draft that has not drafted for long. Blocks measured while the
-        machine was slow are affordable in no short text, so nothing else would correct them."""
+        machine was slow are affordable in no short text, so nothing else would correct them.
+
+        One that grades itself rests where it has nothing to say: its costs are only doubted."""
         last, rest = self._last.get(draft, (0, _REST))
         if self.rounds - last > rest:
-            self.costs.forget(draft)
+            (self.costs.doubt if graded else self.costs.forget)(draft)
             self._last[draft] = self.rounds, min(2 * rest, _MOST_REST)
 
     def block(self, draft: int, rows: int, ns: int, lag: int) -> float:
@@ -200,7 +202,10 @@ class Profile:
         """For a file beside the pair."""
         usual = {f"{d}.{g}": known.chances(32) for (d, g), known in self._usual.items()}
         lifts = {str(draft): lift.share for draft, lift in self._lifts.items()}
-        return {"costs": self.costs.to_json(), "survival": usual, "trees": lifts}
+        known = {int(draft) for draft, _, _ in self.costs.to_json() if draft >= 0}
+        last = {draft: self._last.get(draft, (0, _REST)) for draft in known | {*self._last}}
+        rests = {str(draft): [self.rounds - ago, rest] for draft, (ago, rest) in last.items()}
+        return {"costs": self.costs.to_json(), "survival": usual, "trees": lifts, "rests": rests}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Profile:
@@ -210,6 +215,8 @@ class Profile:
         for name, chances in data["survival"].items():
             draft, grade = name.split(".")
             profile._usual[int(draft), int(grade)] = Survival(chances, weight=10.0, fade=0.99)
+        for draft, (ago, rest) in data.get("rests", {}).items():
+            profile._last[int(draft)] = -int(ago), int(rest)
         for draft, share in data.get("trees", {}).items():
             profile._lifts[int(draft)] = Lift(share)
         return profile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -253,6 +254,20 @@ def test_costs_measured_on_a_slow_machine_are_forgotten_after_long_plain_decodin
     simulation.run(make, 40, 64)
     best = min(simulation.run(lambda s=s: Fixed(s), 10, 64) for s in (4, 6, 8))
     assert simulation.run(make, 10, 64) <= 1.1 * best
+
+
+def test_costs_kept_from_a_busy_hour_do_not_end_drafting_in_short_runs() -> None:
+    """Each run is one short request between two files, as of the command line."""
+    machine = MACHINES["two cores, packed"]
+    simulation, profile = Simulation(machine, TEXTS["a good draft"]), Profile()
+    for rows in (0, 0, 1, 1, 3, 3, 7, 7):
+        profile.costs.add(0, rows, 1e7 * machine.cost(rows, 0) * (5 if rows else 1))
+    took = []
+    for _ in range(24):
+        profile = Profile.from_json(json.loads(json.dumps(profile.to_json())))
+        took.append(simulation.run(lambda: Adaptive(8, profile), 1, 64))  # noqa: B023
+    best = min(simulation.run(lambda s=s: Fixed(s), 10, 64) for s in (4, 6, 8))
+    assert fmean(took[12:]) <= 1.2 * best
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)

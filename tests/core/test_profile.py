@@ -90,6 +90,8 @@ class TestCosts:
     def test_what_it_reads_again_is_believed(self) -> None:
         found = CostCurve.from_json([[-1, 0, 10], [0, 4, 90]])
         assert (found.plain(), found.cost(0, 4), found.seen(0)) == (10, 90, 2)
+        found.add(0, 4, 30)
+        assert found.cost(0, 4) == 30, "the machine is calmer now"
 
     def test_it_writes_nothing_that_it_does_not_believe(self) -> None:
         found = curve((0, 10), (0, 10), (4, 18), (4, 18), (2, 70))
