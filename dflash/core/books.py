@@ -35,6 +35,7 @@ class Books:
     def __init__(self) -> None:
         """Nothing said, nothing lost."""
         self.tokens, self._debt = 0, 0.0  # said so far, by whatever round; lost on drafts
+        self.left = 0  # tokens that the request has room for
         self._loan = _LOAN
 
     @property
@@ -55,9 +56,14 @@ class Books:
         """
         loan, most = (self._loan, _MOST)
         if speed is not None:
-            loan, most = _lent(speed), _MOST_SURE if sure else _MOST_UNSURE
+            loan, most = _lent(speed), self._most_sure() if sure else _MOST_UNSURE
         limit = max(most.steps, most.share * self.tokens)
         return min(LOSS * self.tokens + loan, limit) - self._debt + 1
+
+    def _most_sure(self) -> _Most:
+        """No more than the share of a whole text where the request is for a shorter one."""
+        whole = _MOST_SURE.share * (self.tokens + self.left)
+        return _MOST_SURE._replace(steps=min(_MOST_SURE.steps, max(_MOST_UNSURE.steps, whole)))
 
     @staticmethod
     def wait(steps: float) -> float:

@@ -107,6 +107,7 @@ class Adaptive:
     def plan(self, most: int, outlooks: Sequence[Outlook]) -> Plan:
         """The best block by what is known now. Looks at nothing that was drawn."""
         self._rounds += 1
+        self._books.left = most
         asked = [(outlook.most, outlook.grade) for outlook in outlooks]
         if self._plain_run < self._rest and asked == self._asked:
             return PLAIN_STEP  # no probe is due, and the drafts say what they said
